@@ -1,0 +1,11 @@
+"""Checks of arguments that several pure functions share."""
+
+from collections.abc import Collection
+
+from equipoise.errors import UserError
+
+
+def check_choice(argument: str, value: str, known: Collection[str]) -> None:
+    """Refuse a `value` of `argument` that is not one of the `known` names."""
+    if value not in known:
+        raise UserError(f"{argument}={value!r} is not known; choose one of {', '.join(sorted(known))}")

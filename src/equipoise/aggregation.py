@@ -1,0 +1,132 @@
+"""How the server merges what sites send, one named tensor at a time: weighted means (McMahan et al., 2017),
+PRR's Fourier aggregation (Chen et al., 2022) and inverse-distance weights (Yeganeh et al., 2020)."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise._checks import check_choice
+from equipoise.errors import UserError
+
+
+def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
+    """Mean of one tensor per site, by weights that need not sum to 1 (sample counts, say).
+
+    `tensors` is (K, ...) or anything that yields K tensors: they are folded in order, one multiply-add each,
+    so that lazy replies never lie in memory together and give the same bits. Sites of weight 0 are skipped,
+    so one site, or one-hot weights, give that site's tensor bit for bit. Integers are averaged in float64 and
+    rounded.
+    """
+    sites = zip(tensors, _shares(weights), strict=True)
+    used = ((tensor, share) for tensor, share in sites if share > 0)
+    first, share = next(used)
+    mean = _averageable(first) * share
+    for tensor, share in used:
+        mean.add_(_averageable(tensor), alpha=share)
+    return mean if first.is_floating_point() else mean.round_().to(first.dtype)
+
+
+def _shares(weights: Tensor | Sequence[float]) -> list[float]:
+    """The weights over their sum, in float64."""
+    values = torch.as_tensor(weights, dtype=torch.float64)
+    if not (values.isfinite().all() and values.sum() > 0 and values.min() >= 0):
+        raise UserError(f"weights of sites must be non-negative with a positive sum, not {values.tolist()}")
+    return (values / values.sum()).tolist()
+
+
+def _averageable(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its numbers in float64 where it holds integers."""
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def inverse_distance_weights(
+    models: Tensor | Iterable[Tensor], reference: Tensor, order: float = 1.0
+) -> Tensor:
+    """IDA's aggregation weights (K,), float64: proportional to 1 / |model - reference|, and summing to 1.
+
+    `models` is (K, ...) or K tensors shaped like `reference`, usually their mean; `order` is the norm's.
+    Models at equal distances, also at none, weigh the same.
+    """
+    target = reference.double()
+    distances = torch.stack([torch.linalg.vector_norm(model.double() - target, order) for model in models])
+    inverse = 1 / distances.clamp(min=torch.finfo(torch.float64).eps)
+    return inverse / inverse.sum()
+
+
+def band_schedule(round: int, rounds: int, start: float = 0.7, end: float = 0.95) -> float:
+    """The share of frequencies that sites share in a round (from 0): from `start`, linearly towards `end`."""
+    return start + round / rounds * (end - start)
+
+
+def fourier_average(
+    tensors: Tensor, band: float, kind: str = "conv", phase: str = "angle", parts: str = "both"
+) -> Tensor:
+    """PRR's progressive Fourier aggregation: sites share low frequencies and keep their own high ones.
+
+    Tensors (K, ...) of K sites; the result has the same shape, one tensor per site. `kind` says how a weight
+    becomes a signal: "conv" (out, in, h, w) as an image of (in * h, w * out), "linear" (out, in) as it is,
+    "classifier" (out, in) row by row. The band of an axis of n frequencies, 0 in the middle, is the half-open
+    [n//2 - b, n//2 + b), b = floor(n * band / 2), as released: band 1 spares the last frequency of an odd
+    axis.
+
+    In the band, "angle" averages amplitudes and wrapped phase angles (as released); "complex" averages the
+    complex numbers, which has no trouble with angles near pi. `parts` "amplitude" or "phase" shares one and
+    keeps the other. An empty band shares nothing; a full band (even axes) with "complex" is the plain mean.
+    """
+    check_choice("phase", phase, ("angle", "complex"))
+    check_choice("parts", parts, ("both", "amplitude", "phase"))
+    signals = _as_signals(tensors.double(), kind)
+    axes = (-1,) if kind == "classifier" else (-2, -1)
+    spectra = _real_where_real(torch.fft.fftn(signals, dim=axes), axes)
+    amplitudes, angles = spectra.abs(), spectra.angle()
+    if phase == "angle":
+        amplitude, angle = amplitudes.mean(0), angles.mean(0)
+    else:
+        amplitude, angle = spectra.mean(0).abs(), spectra.mean(0).angle()
+    shared = torch.polar(
+        amplitudes if parts == "phase" else amplitude, angles if parts == "amplitude" else angle
+    )
+    merged = torch.where(_band_mask(signals, band, axes), shared, spectra)
+    return _as_weights(torch.fft.ifftn(merged, dim=axes).real, tensors, kind).to(tensors.dtype)
+
+
+def _as_signals(tensors: Tensor, kind: str) -> Tensor:
+    """Weights (K, ...) as the signals (K, rows, columns) that are transformed."""
+    check_choice("kind", kind, ("conv", "linear", "classifier"))
+    if kind != "conv":
+        return tensors
+    return tensors.permute(0, 2, 3, 4, 1).flatten(3).flatten(1, 2)
+
+
+def _as_weights(signals: Tensor, tensors: Tensor, kind: str) -> Tensor:
+    """The inverse of `_as_signals`, for weights shaped like `tensors`."""
+    if kind != "conv":
+        return signals
+    sites, outputs, inputs, height, width = tensors.shape
+    return signals.reshape(sites, inputs, height, width, outputs).permute(0, 4, 1, 2, 3)
+
+
+def _band_mask(signals: Tensor, band: float, axes: tuple[int, ...]) -> Tensor:
+    """True for the frequencies in the band, broadcastable over `signals` and in the order of `fftn`."""
+    mask = signals.new_ones((), dtype=torch.bool)
+    for axis in axes:
+        size = signals.shape[axis]
+        centre, half = size // 2, math.floor(size * band / 2)
+        inside = signals.new_zeros(size, dtype=torch.bool)
+        inside[centre - half : centre + half] = True
+        mask = mask & torch.fft.ifftshift(inside).reshape([size if other == axis else 1 for other in axes])
+    return mask
+
+
+def _real_where_real(spectra: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Spectra of real signals, with rounding errors taken out of the frequencies that mirror themselves.
+
+    Those are real; an imaginary part of -1e-17 in place of 0 would turn an angle of pi into -pi.
+    """
+    sizes = [spectra.shape[axis] for axis in axes]
+    mirrors: list[Any] = [slice(0, 1) if size % 2 else slice(0, size, size // 2) for size in sizes]
+    spectra[..., *mirrors].imag.zero_()
+    return spectra

@@ -1,0 +1,239 @@
+"""Everything a run depends on, typed and validated, read from TOML.
+
+Method options live in a table named after the method (`[fedprox] mu = 0.01`), so that one file can hold the
+options of several methods; the tables of methods that do not run are checked and otherwise ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from equipoise.data.augment import AugmentConfig
+from equipoise.data.config import DataConfig
+from equipoise.errors import UserError
+from equipoise.nets.config import NetConfig
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table of the config: unknown keys are errors, and values cannot change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OptimiserConfig(Table):
+    """The optimiser of a site's local training."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: PositiveFloat = 0.02
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD only")
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient")
+    keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
+    clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
+
+
+class ScheduleConfig(Table):
+    """The learning rate's factor in round r (counted from 0)."""
+
+    name: Literal["constant", "step", "multistep", "exponential"] = "constant"
+    every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
+    milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma at these rounds")
+    gamma: PositiveFloat = 0.5
+
+    def factor(self, round_index: int) -> float:
+        """gamma to the power of the number of decays before this round."""
+        decays = {
+            "constant": 0,
+            "step": round_index // self.every,
+            "multistep": sum(round_index >= milestone for milestone in self.milestones),
+            "exponential": round_index,
+        }[self.name]
+        return self.gamma**decays
+
+
+class TrainConfig(Table):
+    """Rounds and the local training within them."""
+
+    rounds: PositiveInt = 20
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
+    batch_size: int = Field(32, ge=2)
+    loss: str = Field("ce", description="the supervised loss: ce, balanced_softmax, focal, ...")
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    participation: float = Field(1.0, gt=0, le=1, description="share of the sites drawn in each round")
+    min_sites: PositiveInt = Field(1, description="a round with fewer answers is repeated")
+    aggregation: Literal["size", "uniform"] = Field("size", description="weights of the sites in averages")
+
+
+class EvaluationConfig(Table):
+    """When models are measured and how the reported one is chosen. Only validation data decides."""
+
+    every: PositiveInt = 1
+    batch_size: PositiveInt = 256
+    rule: Literal["best", "last", "mean_last"] = "best"
+    metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = "balanced_accuracy"
+    view: Literal["auto", "global", "personal"] = Field(
+        "auto", description="whose validation score decides: personal models where the method has them"
+    )
+    first_round: PositiveInt = Field(1, description="rounds before this one are never selected")
+    last: PositiveInt = Field(5, description="mean_last: how many rounds")
+    trained: bool = Field(True, description="also measure right after local training (retrogress)")
+    test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
+
+
+class CheckpointConfig(Table):
+    """Which rounds stay on disk."""
+
+    keep: PositiveInt = Field(2, description="the last so many rounds, besides the selected one")
+    every: PositiveInt = Field(1, description="rounds between checkpoints")
+
+
+class ComputeConfig(Table):
+    """Where and how the arithmetic runs. `threads`, `device`, `precision` and `channels_last` change bits."""
+
+    device: str = "auto"
+    workers: PositiveInt = 1
+    threads: PositiveInt = 1
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    channels_last: bool = False
+    deterministic: bool = Field(True, description="deterministic GPU kernels")
+    slots: int = Field(0, ge=0, description="models in training at a time on a GPU; 0: as many as fit")
+    capture: bool = Field(True, description="replay captured steps on a GPU")
+
+
+class NprConfig(Table):
+    """Sub-cluster prototypes as a regulariser of any method (FedNPR)."""
+
+    weight: float = Field(0.0, ge=0)
+    clusters: PositiveInt = 4
+    normalise: Literal["layernorm", "none", "temperature"] = "layernorm"
+    temperature: PositiveFloat = 0.1
+    cluster: Literal["sinkhorn", "random", "released"] = "sinkhorn"
+
+
+class Config(Table):
+    """A whole run."""
+
+    name: str = Field("", description="the run's name; empty: made of method, data and seed")
+    method: str = "fedavg"
+    seed: int = Field(1, ge=0)
+    data: DataConfig = DataConfig()
+    net: NetConfig = NetConfig()
+    augment: AugmentConfig = AugmentConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    compute: ComputeConfig = ComputeConfig()
+    npr: NprConfig = NprConfig()
+    methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods, by table name")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.evaluation.first_round > self.train.rounds:
+            raise ValueError(
+                f"evaluation.first_round = {self.evaluation.first_round} lies after the last round "
+                f"(train.rounds = {self.train.rounds}): no round could be selected"
+            )
+        return self
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder."""
+        data = self.data.name.replace(":", "-").replace("/", "-").strip("-.")
+        return self.name or f"{self.method}-{data}-seed{self.seed}"
+
+    def digest(self) -> str:
+        """Identifies what decides a run's results; two runs with one digest give the same bits."""
+        decisive = self.model_dump(mode="json", exclude={"name": True, "compute": {"workers"}, "checkpoint": True})
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_toml(self) -> str:
+        """The resolved config as TOML, readable by `load_config`."""
+        raw = self.model_dump(mode="json", exclude_none=True)
+        return tomli_w.dumps({**{k: v for k, v in raw.items() if k != "methods"}, **raw["methods"]})
+
+
+def parse_config(raw: Mapping[str, Any], tables: Mapping[str, type[Table]], where: str = "config") -> Config:
+    """Validate a raw config; `tables` maps the name of each method's option table to its model."""
+    general = {key: value for key, value in raw.items() if key not in tables}
+    methods = {}
+    for key in raw.keys() & tables.keys():
+        methods[key] = _validate(tables[key], raw[key], f"{where}: [{key}]").model_dump(mode="json", exclude_unset=True)
+    if "methods" in general:
+        raise UserError(f"{where}: unknown key 'methods'; write a table named after the method, like [fedprox]")
+    return _validate(Config, {**general, "methods": dict(sorted(methods.items()))}, where)
+
+
+def _validate(model: type[T], raw: Any, where: str) -> T:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as problem:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'config'}: {_explain(e)}" for e in problem.errors()]
+        raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    return f"{error['msg']} (got {error['input']!r})"
+
+
+def preset_names() -> list[str]:
+    """The presets shipped with the package."""
+    folder = resources.files("equipoise") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_raw(source: str | None) -> dict[str, Any]:
+    """The raw tables of a preset name or a TOML file; nothing: an empty config."""
+    if source is None:
+        return {}
+    if source in preset_names():
+        text = (resources.files("equipoise") / "presets" / f"{source}.toml").read_text()
+    elif Path(source).is_file():
+        text = Path(source).read_text()
+    else:
+        raise UserError(
+            f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}"
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise UserError(f"{source} is not valid TOML: {problem}") from None
+
+
+def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `key=value` settings (`train.optimiser.lr=0.1`); values are TOML, or else plain strings."""
+    merged = json.loads(json.dumps(raw))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise UserError(f"--set {setting!r}: expected key=value, for example train.epochs=2")
+        table = merged
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise UserError(f"--set {setting!r}: '{key}' is a value, not a table")
+        table[keys[-1]] = _toml_value(text.strip())
+    return merged
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,206 @@
+"""Turns a prepared store into a federation: parts, partition of the training images, sites, checks."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equipoise.data import partition, sources
+from equipoise.data.config import DataConfig
+from equipoise.data.federation import PARTS, Federation, Site, Split
+from equipoise.data.sources import first_few
+from equipoise.data.splits import count_leaks, grouped_split, stratified_sample
+from equipoise.data.store import Store
+from equipoise.errors import UserError
+
+VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
+DEFAULT_SITES = 10
+MOST_REDRAWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Columns over the images in use: label, row in the store, site, group and part of each (n,)."""
+
+    labels: np.ndarray
+    rows: np.ndarray
+    sites: np.ndarray
+    groups: np.ndarray
+    parts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def where(self, chosen: np.ndarray) -> "Images":
+        """The images at some positions, or where a mask (n,) is true."""
+        columns = (self.labels, self.rows, self.sites, self.groups, self.parts)
+        return Images(*(column[chosen] for column in columns))
+
+
+def assemble(store: Store, config: DataConfig, seed: int) -> Federation:
+    """The federation of a store, with the splits, the partition and the limits that `config` asks for."""
+    index = store.index
+    everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), np.array(index.splits))
+    unseen = np.isin(everything.sites, index.cohorts)
+    images, warnings = _assign_parts(everything.where(~unseen), np.array(index.clean)[~unseen], store, config)
+    _check_classes(images, index.classes)
+    images = _thin_long_tail(images, config, seed)
+    scheme = config.partition or sources.load(config.name).PARTITION
+    if scheme == "source":
+        names = list(dict.fromkeys(images.sites.tolist()))
+    else:
+        images, names = _partition(images, scheme, len(index.classes), config, seed)
+    images = _choose_training_sites(images, names, config)
+    shared = index.common or scheme != "source"
+    evaluation = images.where(images.parts != "train")
+    federation = Federation(
+        name=config.name,
+        classes=index.classes,
+        sites=tuple(_site(name, images, store, config, train_only=shared) for name in names),
+        image_size=store.shape[-1],
+        channels=store.shape[0],
+        common=_site("common", replace_sites(evaluation, "common"), store, config) if shared else None,
+        cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
+        warnings=(*warnings, *_missing_training(images, index.classes), *index.facts.get("warnings", ())),
+    )
+    return _check_sites(federation, config)
+
+
+def replace_sites(images: Images, name: str) -> Images:
+    """The same images, all at one site."""
+    return replace(images, sites=np.full(len(images), name))
+
+
+def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
+    """Give every image its part: the given split, a grouped one, or one drawn here where nothing is given."""
+    if config.split == "grouped" and (clean != "").all():
+        images = replace(images, parts=clean)
+    elif config.split == "grouped" or not (images.parts != "").any():
+        images = replace(images, parts=_draw_parts(images, store.index.ratios, config))
+    if not (images.parts == "valid").any():
+        train, parts = images.parts == "train", images.parts.astype("<U5")
+        parts[train] = _draw_parts(images.where(train), (1 - VALIDATION_SHARE, VALIDATION_SHARE, 0), config)
+        images = replace(images, parts=parts)
+    leaks = _leaks(images)
+    return images, [f"the {config.split} split of {config.name} is not clean: {leaks}"] if leaks else []
+
+
+def _draw_parts(images: Images, ratios: tuple[float, float, float], config: DataConfig) -> np.ndarray:
+    """A split (n,) that keeps each site's class shares; a group seen at two sites is in one part, too."""
+    _, site = np.unique(images.sites, return_inverse=True)
+    strata = site * (images.labels.max() + 1) + images.labels
+    return grouped_split(strata, images.groups, ratios, config.split_seed)
+
+
+def _leaks(images: Images) -> str | None:
+    """Groups shared between parts, over all sites and then site by site."""
+    overall = _count(images)
+    names = dict.fromkeys(images.sites.tolist())
+    by_site = {name: _count(images.where(images.sites == name)) for name in names} if len(names) > 1 else {}
+    details = "; ".join(f"{name}: {message}" for name, message in by_site.items() if message)
+    return f"{overall} ({details})" if overall and details else overall
+
+
+def _count(images: Images) -> str | None:
+    return count_leaks({part: set(images.groups[images.parts == part].tolist()) for part in PARTS})
+
+
+def _thin_long_tail(images: Images, config: DataConfig, seed: int) -> Images:
+    """Drop training images so that class counts fall to the wanted imbalance ratio."""
+    if config.imbalance is None:
+        return images
+    train = np.flatnonzero(images.parts == "train")
+    kept = partition.long_tail(images.labels[train], config.imbalance, _partition_seed(config, seed))
+    return images.where(np.sort(np.concatenate([train[kept], np.flatnonzero(images.parts != "train")])))
+
+
+def _partition(
+    images: Images, scheme: str, num_classes: int, config: DataConfig, seed: int
+) -> tuple[Images, list[str]]:
+    """Send the training images to new sites; returns the images and the sites' names."""
+    count = config.sites or DEFAULT_SITES
+    names = [f"site {number + 1}" for number in range(count)]
+    train = images.parts == "train"
+    first = _partition_seed(config, seed)
+    for attempt in range(MOST_REDRAWS if config.redraw else 1):
+        chosen = _draw_partition(images.labels[train], scheme, count, num_classes, config, first + attempt)
+        smallest = np.bincount(chosen, minlength=count).min()
+        if smallest >= config.min_images:
+            break
+    else:
+        tried = f"seeds {first} to {first + attempt} leave" if config.redraw else f"seed {first} leaves"
+        redraw = "" if config.redraw else ", or set data.redraw = true to draw again with the next seeds"
+        raise UserError(
+            f"{scheme} with {count} sites, alpha {config.alpha:g} and {tried} a site with {smallest} training "
+            f"images, fewer than data.min_images = {config.min_images}; take another data.partition_seed, a "
+            f"larger data.alpha or fewer data.sites{redraw}"
+        )
+    sites = np.full(len(images), "", dtype=f"<U{max(map(len, names))}")
+    sites[train] = np.array(names)[chosen]
+    return replace(images, sites=sites), names
+
+
+def _draw_partition(
+    labels: np.ndarray, scheme: str, count: int, num_classes: int, config: DataConfig, seed: int
+) -> np.ndarray:
+    """The site of each training image (n,), by one of the schemes of `equipoise.data.partition`."""
+    if scheme == "dirichlet_equal":
+        return partition.dirichlet_equal(labels, count, config.alpha, seed)
+    if scheme == "dirichlet_per_class":
+        return partition.dirichlet_per_class(labels, count, config.alpha, seed)
+    alphas = config.alphas or (config.alpha,) * num_classes
+    if len(alphas) != num_classes:
+        raise UserError(f"data.alphas has {len(alphas)} values for {num_classes} classes")
+    return partition.concentration(labels, count, alphas, config.removal, seed)
+
+
+def _choose_training_sites(images: Images, names: list[str], config: DataConfig) -> Images:
+    """Keep training images only at the sites that are to train."""
+    if config.training_sites is None:
+        return images
+    for name in config.training_sites:
+        if name not in names:
+            raise UserError(f"data.training_sites names {name!r}; the sites are {', '.join(names)}")
+        if not ((images.sites == name) & (images.parts == "train")).any():
+            raise UserError(f"data.training_sites names {name!r}, which has no training image")
+    return images.where((images.parts != "train") | np.isin(images.sites, config.training_sites))
+
+
+def _site(name: str, images: Images, store: Store, config: DataConfig, train_only: bool = False) -> Site:
+    """A site with its parts, each limited to `config.limit` images."""
+    own, splits = images.where(images.sites == name), {}
+    for part in PARTS[:1] if train_only else PARTS:
+        chosen = own.where(own.parts == part)
+        if config.limit is not None:
+            chosen = chosen.where(stratified_sample(chosen.labels, config.limit, config.split_seed))
+        splits[part] = Split(store, chosen.rows, chosen.labels)
+    return Site(name, splits)
+
+
+def _check_classes(images: Images, classes: tuple[str, ...]) -> None:
+    counts = np.bincount(images.labels, minlength=len(classes))
+    empty = [name for name, count in zip(classes, counts) if count == 0]
+    if empty:
+        raise UserError(f"no image of class {', '.join(empty)} anywhere; remove the class or add images")
+
+
+def _missing_training(images: Images, classes: tuple[str, ...]) -> list[str]:
+    counts = np.bincount(images.labels[images.parts == "train"], minlength=len(classes))
+    absent = [name for name, count in zip(classes, counts) if count == 0]
+    return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
+
+
+def _check_sites(federation: Federation, config: DataConfig) -> Federation:
+    """Refuse a federation that cannot train; drop sites that are left with nothing."""
+    sites = tuple(site for site in federation.sites if site.splits)
+    training = [site for site in sites if "train" in site.splits]
+    if not training:
+        raise UserError(f"no site of {config.name} has a training image")
+    small = [site.name for site in training if len(site.splits["train"]) < config.min_images]
+    if small:
+        fewest = f"data.min_images = {config.min_images}"
+        raise UserError(f"fewer training images than {fewest} at {first_few(small)}")
+    return replace(federation, sites=sites)
+
+
+def _partition_seed(config: DataConfig, seed: int) -> int:
+    return seed if config.partition_seed is None else config.partition_seed

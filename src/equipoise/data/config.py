@@ -1,0 +1,68 @@
+"""What a federation's data depends on: typed, checked, and independent of methods and engines."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PhantomConfig(BaseModel):
+    """The built-in data: procedural lesion images, made from a seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sites: int = Field(default=4, ge=1)
+    classes: int = Field(default=5, ge=2, le=8)
+    images: int = Field(default=2000, ge=2, description="images over all sites and parts")
+    size: int = Field(default=32, ge=16, le=512, description="pixels per side")
+    imbalance: float = Field(default=20.0, ge=1, description="most frequent class : rarest class")
+    missing: float = Field(default=0.2, ge=0, lt=1, description="share of the classes that each site lacks")
+    skew: float = Field(default=0.5, ge=0, description="how unevenly classes spread over sites; 0: evenly")
+    shift: float = Field(default=1.0, ge=0, description="strength of each site's colour and scanner shift")
+    difficulty: float = Field(default=1.0, ge=0, description="how much images of one class vary")
+    common: bool = Field(default=False, description="one common validation and test set for all sites")
+    cohort: int = Field(default=0, ge=0, description="images of an unseen cohort from a scanner of its own")
+    seed: int = 0
+
+
+class DataConfig(BaseModel):
+    """Which images a run sees, how they are split into parts and shared out to sites."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(default="phantom", description="a source, folder:DIR (one folder per class) or manifest:FILE")
+    root: Path | None = Field(default=None, description="raw files to prepare from when no prepared store exists")
+    store: Path | None = Field(default=None, description="where prepared stores live; default $EQUIPOISE_DATA")
+    size: int | None = Field(default=None, ge=8, le=1024, description="pixels per side; default the source's")
+    crop: Literal["centre", "squash"] = Field(default="centre", description="how an image becomes square")
+    colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
+    skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
+    classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
+
+    split: Literal["authors", "grouped"] = Field(default="authors", description="grouped: no lesion in two parts")
+    split_seed: int = Field(default=0, ge=0, description="for the splits that are drawn here")
+
+    partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
+        default=None, description="how training images go to sites; default the source's own way"
+    )
+    sites: int | None = Field(default=None, ge=1, description="number of sites of a drawn partition; default 10")
+    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small: sites differ much")
+    alphas: tuple[float, ...] | None = Field(default=None, description="concentration of each class")
+    removal: float = Field(default=0.3, ge=0, lt=1, description="chance that a site loses a class (concentration)")
+    partition_seed: int | None = Field(default=None, ge=0, description="default: the run's seed")
+    min_images: int = Field(default=1, ge=1, description="fewest training images a site may have")
+    redraw: bool = Field(default=False, description="draw again with the following seeds until no site is too small")
+    training_sites: tuple[str, ...] | None = Field(default=None, description="the others only validate and test")
+
+    imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")
+    limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
+    phantom: PhantomConfig = PhantomConfig()
+
+    def store_root(self) -> Path:
+        """The folder of prepared stores: `store`, else $EQUIPOISE_DATA, else the user's cache folder."""
+        if self.store is not None:
+            return self.store.expanduser()
+        if "EQUIPOISE_DATA" in os.environ:
+            return Path(os.environ["EQUIPOISE_DATA"]).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equipoise"

@@ -1,0 +1,206 @@
+"""Builds packed stores from raw images: in parallel, checked, and resumable after a kill."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from equipoise.data import sources
+from equipoise.data.config import DataConfig
+from equipoise.data.raw import Archives, decode
+from equipoise.data.sources import Listing, Record, first_few, phantom
+from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index, write_text
+from equipoise.errors import UserError
+
+BATCH = 128  # images decoded between two notes of progress
+CHANNELS = 3
+LISTING, DONE = "listing.json", "done.txt"
+SKIP = "(--skip-unreadable to go on without them)"
+
+
+def open_store(config: DataConfig) -> Store:
+    """The prepared store that `config` asks for; made now if it is missing and the raw images are known."""
+    kind, _, argument = config.name.partition(":")
+    sources.load(config.name)
+    if kind == "phantom" or argument:
+        return prepare(config, progress=False)
+    store = Store(store_folder(config))
+    if store.exists():
+        return store
+    if config.root is None:
+        raise UserError(
+            f"no prepared images of {config.name} in {store.folder}; run `equipoise data prepare {config.name} "
+            "--from DIR`, or set data.root to the folder of raw files"
+        )
+    return prepare(config, progress=False)
+
+
+def store_folder(config: DataConfig) -> Path:
+    """Where the store of `config` lies: one folder per source, size and way of preparing."""
+    kind, _, argument = config.name.partition(":")
+    name = f"{kind}-{_size(config)}px"
+    if config.crop != "centre":
+        name += f"-{config.crop}"
+    if config.colour_constancy:
+        name += "-constancy"
+    if argument:
+        path = Path(argument).expanduser().resolve()
+        name += f"-{path.stem}-{hashlib.sha256(f'{path}{config.classes}'.encode()).hexdigest()[:8]}"
+    return config.store_root() / name
+
+
+def prepare(
+    config: DataConfig, from_dir: Path | None = None, workers: int | None = None, progress: bool = True
+) -> Store:
+    """Pack the images of a source into a store; returns at once if that is already done.
+
+    A killed run leaves its decoded images under a temporary name, and the next one goes on from there.
+
+    Args:
+        from_dir: folder with the raw files, zipped or unpacked; default `config.root`
+        workers: threads; default one per core (decoding and resizing release Python's lock)
+        progress: show a progress bar
+
+    Raises:
+        UserError: for missing and unreadable images, unless `config.skip_unreadable`
+    """
+    source = sources.load(config.name)
+    argument = config.name.partition(":")[2]
+    if config.name == "phantom":
+        size = {} if config.size is None else {"size": config.size}
+        return phantom.build(config.phantom.model_copy(update=size), config.store_root())
+    root = Path(argument) if argument else from_dir or config.root
+    if root is None:
+        raise UserError(f"say where the raw files of {config.name} are: --from DIR or data.root")
+    listing = source.listing(config, root.expanduser())
+    missing = listing.missing()
+    if missing and not config.skip_unreadable:
+        found = f"{len(missing)} of {len(listing.records)} images of {config.name} are not in {root}"
+        raise UserError(f"{found}: {first_few(missing)} {SKIP}")
+    store = Store(store_folder(config))
+    with claimed(store.folder):
+        if not store.exists() or store.index.checksum != listing.checksum():
+            _build(listing, store.folder, config, workers or os.cpu_count() or 1, progress)
+    return Store(store.folder)
+
+
+def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, progress: bool) -> None:
+    """Decode every image into a draft beside the store's folder, then put the draft in its place."""
+    records = [record for record in listing.records if record.location is not None]
+    size = _size(config)
+    draft = folder.with_name(f"{folder.name}.partial")
+    done = _open_draft(draft, listing.checksum(), (len(records), CHANNELS, size, size))
+    unreadable = _decode_all(records, draft, done, config, workers, progress)
+    if unreadable and not config.skip_unreadable:
+        found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
+        raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
+    write_index(draft, _index(listing, records, unreadable))
+    (draft / DONE).unlink()
+    (draft / LISTING).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
+
+
+def _open_draft(draft: Path, checksum: str, shape: tuple[int, ...]) -> set[int]:
+    """Make the draft folder, or go on with one of the same listing; returns the batches already decoded."""
+    wanted = {"checksum": checksum, "shape": list(shape), "batch": BATCH}
+    if (draft / LISTING).is_file() and json.loads((draft / LISTING).read_text()) == wanted:
+        return {int(line) for line in (draft / DONE).read_text().splitlines()}
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    with open(draft / IMAGES, "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + math.prod(shape))
+    (draft / DONE).touch()
+    write_text(draft / LISTING, json.dumps(wanted))
+    return set()
+
+
+def _decode_all(
+    records: list[Record], draft: Path, done: set[int], config: DataConfig, workers: int, progress: bool
+) -> dict[int, str]:
+    """Decode the batches that are not done yet; returns the rows that cannot be read, with the reason.
+
+    Images are written with plain writes: those fail with an error on a full disk, where a memory map would
+    kill the process.
+    """
+    todo = [number for number in range(math.ceil(len(records) / BATCH)) if number not in done]
+    header = (draft / IMAGES).stat().st_size - len(records) * CHANNELS * _size(config) ** 2
+    unreadable: dict[int, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        Progress(*columns, disable=not progress) as bar,
+        Archives() as archives,
+        ThreadPoolExecutor(workers) as pool,
+        open(draft / IMAGES, "r+b") as packed,
+        open(draft / DONE, "a") as notes,
+    ):
+        task = bar.add_task(config.name, total=len(records), completed=min(len(done) * BATCH, len(records)))
+        batches = (records[number * BATCH : (number + 1) * BATCH] for number in todo)
+        decoded = pool.map(lambda batch: _decode_batch(batch, archives, config), batches)
+        for number, (images, failed) in zip(todo, decoded):
+            packed.seek(header + number * BATCH * images[0].size)
+            packed.write(images.tobytes())
+            packed.flush()
+            unreadable |= {number * BATCH + row: reason for row, reason in failed.items()}
+            if not failed:  # a batch with a broken image is read again next time: it may be mended by then
+                notes.write(f"{number}\n")
+                notes.flush()
+            bar.advance(task, len(images))
+    return unreadable
+
+
+def _decode_batch(batch: list[Record], archives: Archives, config: DataConfig) -> tuple[np.ndarray, dict[int, str]]:
+    """Images (b, C, size, size) of a batch, and why some of them could not be read."""
+    size = _size(config)
+    images = np.zeros((len(batch), CHANNELS, size, size), dtype=np.uint8)
+    failed = {}
+    for row, record in enumerate(batch):
+        assert record.location is not None
+        try:
+            images[row] = decode(archives.read(record.location), size, config.crop)
+        except Exception as error:  # Pillow raises errors of many kinds on broken files
+            failed[row] = f"{record.location} ({error})"
+    if config.colour_constancy:
+        from equipoise.data.augment import shades_of_grey
+
+        images = shades_of_grey(torch.from_numpy(images), power=6).numpy()
+    return images, failed
+
+
+def _index(listing: Listing, records: list[Record], unreadable: dict[int, str]) -> StoreIndex:
+    """The index of a store whose row i holds `records[i]`, without those that could not be read."""
+    rows = [row for row in range(len(records)) if row not in unreadable]
+    kept = [records[row] for row in rows]
+    facts = dict(listing.facts)
+    if len(kept) < len(listing.records):
+        left_out = f"{len(listing.records) - len(kept)} missing or unreadable images were left out"
+        facts["warnings"] = [*facts.get("warnings", ()), left_out]
+    return StoreIndex(
+        source=listing.source,
+        classes=listing.classes,
+        names=tuple(record.name for record in kept),
+        labels=np.array([record.label for record in kept], dtype=np.int64),
+        sites=tuple(record.site for record in kept),
+        groups=tuple(record.group for record in kept),
+        splits=tuple(record.split for record in kept),
+        clean=tuple(record.clean for record in kept),
+        rows=np.array(rows, dtype=np.int64),
+        ratios=listing.ratios,
+        cohorts=listing.cohorts,
+        facts=facts,
+        checksum=listing.checksum(),
+    )
+
+
+def _size(config: DataConfig) -> int:
+    """Pixels per side: the wanted size, else the source's own."""
+    return config.size or sources.load(config.name).SIZE

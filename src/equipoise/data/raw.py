@@ -1,0 +1,139 @@
+"""Raw image files: found in folders and zip archives, read, and turned into squares of 8-bit RGB."""
+
+import io
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from equipoise.errors import UserError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an image is: a file, or a member of a zip file.
+
+    Args:
+        stamp: changes when the content does (size and time, or size and checksum in a zip)
+    """
+
+    file: Path
+    member: str | None = None
+    stamp: str = ""
+
+    @property
+    def path(self) -> PurePosixPath:
+        """The path that names the image, inside its archive if it is in one."""
+        return PurePosixPath(self.member if self.member is not None else self.file.as_posix())
+
+    def __str__(self) -> str:
+        return f"{self.file}" if self.member is None else f"{self.member} in {self.file}"
+
+
+def locate(file: Path) -> Location:
+    """The location of one plain file."""
+    facts = file.stat()
+    return Location(file, stamp=f"{facts.st_size}:{facts.st_mtime_ns}")
+
+
+def walk_images(root: Path) -> Iterator[Location]:
+    """Every image under `root`, in a fixed order: loose files first, then those in zip files."""
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder")
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    yield from (locate(path) for path in files if path.suffix.lower() in SUFFIXES)
+    for path in files:
+        if path.suffix.lower() == ".zip":
+            yield from _walk_zip(path)
+
+
+def _walk_zip(path: Path) -> Iterator[Location]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = sorted(archive.infolist(), key=lambda info: info.filename)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a readable zip file: {error}") from error
+    for info in members:
+        inside = PurePosixPath(info.filename)
+        if inside.suffix.lower() in SUFFIXES and not inside.name.startswith("."):
+            yield Location(path, info.filename, f"{info.file_size}:{info.CRC}")
+
+
+class Archives:
+    """Reads locations, keeping zip files open in between; may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, zipfile.ZipFile] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Archives":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for archive in self._open.values():
+            archive.close()
+
+    def read(self, location: Location) -> bytes:
+        """The bytes of an image file."""
+        if location.member is None:
+            return location.file.read_bytes()
+        with self._lock:
+            if location.file not in self._open:
+                self._open[location.file] = zipfile.ZipFile(location.file)
+        return self._open[location.file].read(location.member)
+
+
+def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centre") -> np.ndarray:
+    """An image file as uint8 (3, size, size).
+
+    Args:
+        content: bytes of the file
+        crop: "centre" takes the central square, "squash" the whole image; then resized (Lanczos)
+
+    Raises:
+        Exception: of many kinds, as Pillow does, when the file is broken
+    """
+    with Image.open(io.BytesIO(content)) as image:
+        image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
+        image.load()
+        picture = to_rgb(ImageOps.exif_transpose(image))
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    box = (left, top, left + side, top + side) if crop == "centre" else (0, 0, *picture.size)
+    square = picture.resize((size, size), Image.Resampling.LANCZOS, box=box)
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any kind of image as 8-bit RGB: grey, palette, CMYK, 16-bit, float; transparency becomes white."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
+    if image.has_transparency_data:
+        coloured = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), coloured).convert("RGB")
+    return image.convert("RGB")
+
+
+def _to_8_bits(values: np.ndarray) -> np.ndarray:
+    """Grey values of more than 8 bits, scaled to 0..255.
+
+    Integers are taken as 8, 12 or 16 bits deep, whichever holds the brightest pixel, so that brightness stays
+    comparable between images; anything else is stretched from its own darkest to its own brightest pixel.
+    """
+    values = values.astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    integral = low >= 0 and bool((values == np.round(values)).all())
+    depth = next((top for top in (255, 4095, 65535) if integral and high <= top), None)
+    if depth is not None:
+        low, high = 0.0, float(depth)
+    return np.round((values - low) / max(high - low, 1e-12) * 255).astype(np.uint8)

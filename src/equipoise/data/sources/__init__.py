@@ -1,0 +1,151 @@
+"""Data sets, one file each: a module here is the source of its own name (dermoscopy_prr.py: dermoscopy-prr).
+
+A source lists its images and what is known of each; `equipoise.data.prepare` packs them into a store.
+It has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
+`listing(config, root)`.
+"""
+
+import csv
+import hashlib
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from equipoise.data.raw import Location, walk_images
+from equipoise.errors import UserError
+
+USER_SOURCES = ("folder", "manifest")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One image of a data set.
+
+    Args:
+        name: unique in the data set
+        location: where its file is, or None if it was not found
+        group: images of one group (a lesion, a patient) belong in one part
+        split: part in the authors' split, or "" for none
+        clean: part in a given split that keeps groups together, or "" for none
+    """
+
+    name: str
+    location: Location | None
+    label: int
+    site: str
+    group: str
+    split: str = ""
+    clean: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All images of a data set, before any is read.
+
+    Args:
+        ratios: shares of train, valid and test where a split is drawn here
+        cohorts: sites that are unseen cohorts
+        facts: what people may want to know about this copy of the data set
+    """
+
+    source: str
+    classes: tuple[str, ...]
+    records: tuple[Record, ...]
+    ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    cohorts: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.records:
+            raise UserError(f"{self.source} has no images")
+        times = Counter(record.name for record in self.records)
+        repeated = first_few(name for name in times if times[name] > 1)
+        if repeated:
+            raise UserError(f"{self.source} lists images more than once, each belongs in one part: {repeated}")
+        outside = first_few(r.name for r in self.records if not 0 <= r.label < len(self.classes))
+        if outside:
+            raise UserError(f"{self.source} has labels outside {', '.join(self.classes)}: {outside}")
+
+    def missing(self) -> list[str]:
+        """Names of the images whose file was not found."""
+        return [record.name for record in self.records if record.location is None]
+
+    def checksum(self) -> str:
+        """Changes when an image, or what is said about one, changes."""
+        digest = hashlib.sha256(repr((self.source, self.classes, self.ratios, self.cohorts)).encode())
+        for r in self.records:
+            stamp = r.location.stamp if r.location else ""
+            digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp)).encode())
+        return digest.hexdigest()
+
+
+def known() -> dict[str, str]:
+    """The sources by name, each with one line about it."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name.replace("_", "-"): importlib.import_module(f"{__name__}.{name}").TITLE for name in names}
+
+
+def load(name: str) -> ModuleType:
+    """The module of the source that a `data.name` such as "pbc" or "folder:DIR" asks for."""
+    kind, _, argument = name.partition(":")
+    available = known()
+    if kind not in available:
+        raise UserError(f"unknown data {name!r}; known: {', '.join(available)}")
+    if (kind in USER_SOURCES) != bool(argument):
+        raise UserError(f"data {name!r} should be written {kind}{':PATH' if kind in USER_SOURCES else ''}")
+    return importlib.import_module(f"{__name__}.{kind.replace('-', '_')}")
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV file that must have `columns`."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    there = reader.fieldnames or ()
+    absent = [column for column in columns if column not in there]
+    if absent:
+        raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(there)}")
+    return rows
+
+
+def find_file(root: Path, *names: str) -> Path:
+    """The first of the files `names` that lies in `root` or in its folder splits/."""
+    candidates = [folder / name for name in names for folder in (root / "splits", root)]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        raise UserError(f"{root} has no {' or '.join(names)} (looked there and in its folder splits/)")
+    return found
+
+
+def images_by_identifier(root: Path) -> dict[str, Location]:
+    """Images under `root` by the name of their file; ISIC's `_downsampled` copies stand for the image."""
+    found: dict[str, Location] = {}
+    for location in walk_images(root):
+        found.setdefault(location.path.stem.removesuffix("_downsampled"), location)
+    return found
+
+
+def expect(source: str, counts: Mapping[str, int], documented: Mapping[str, int]) -> None:
+    """Compare numbers of listed images with the documented ones."""
+    wrong = [
+        f"{counts.get(what, 0)} instead of {number} in {what}"
+        for what, number in documented.items()
+        if counts.get(what, 0) != number
+    ]
+    if wrong:
+        raise UserError(f"{source} does not have the documented numbers of images: {'; '.join(wrong)}")
+
+
+def first_few(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

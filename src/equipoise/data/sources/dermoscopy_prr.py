@@ -1,0 +1,52 @@
+"""The dermoscopic federation of PRR-Imbalance: three sources of HAM10000 and ISIC 2017, the authors' splits.
+
+Sites A (ViDIR, modern), B (ViDIR, MoleMax), C (Rosendahl) and D (ISIC 2017); HAM10000's fourth source,
+vienna_dias, is the unseen cohort.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from equipoise.data.config import DataConfig
+from equipoise.data.raw import Location
+from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
+from equipoise.data.sources.ham10000 import read_metadata
+from equipoise.data.splits import PARTS
+
+TITLE = "PRR-Imbalance's four dermoscopy sites, 3 classes, and an unseen cohort"
+SIZE = 128
+PARTITION = "source"
+
+CLASSES = ("nv", "bkl", "mel")
+SITES = ("A", "B", "C", "D")
+COHORT = "vienna_dias"
+
+
+def listing(config: DataConfig, root: Path) -> Listing:
+    """The images of the four sites with the authors' parts, and the unseen cohort."""
+    found = images_by_identifier(root)
+    records = [record for site in SITES for part in PARTS for record in _site_part(root, site, part, found)]
+    records += [
+        Record(name, found.get(name), CLASSES.index(row["dx"]), COHORT, row["lesion_id"], "test", "test")
+        for name, row in sorted(read_metadata(root).items())
+        if row["dataset"] == COHORT and row["dx"] in CLASSES
+    ]
+    counts = Counter("cohort" if record.site == COHORT else record.split for record in records)
+    expect(config.name, counts, {"train": 7343, "valid": 1046, "test": 2101, "cohort": 427})
+    return Listing(config.name, CLASSES, tuple(records), cohorts=(COHORT,))
+
+
+def _site_part(root: Path, site: str, part: str, found: dict[str, Location]) -> list[Record]:
+    """One CSV file of the authors. Site D's lesions are unknown, so each of its images is a group."""
+    rows = read_csv(find_file(root, f"prr_{part}_client{site}.csv"), ("image_id", "label"))
+    return [
+        Record(
+            name=row["image_id"],
+            location=found.get(row["image_id"]),
+            label=int(row["label"]) if row["label"].isdecimal() else -1,
+            site=site,
+            group=row["image_id"] if site == "D" else row["lesion_id"],
+            split=part,
+        )
+        for row in rows
+    ]

@@ -1,0 +1,134 @@
+"""The built-in phantom federation: how many images of which class each site has, and their packed store.
+
+Counts are long-tailed, sites lack some classes, and each site has a scanner of its own.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.data.config import PhantomConfig
+from equipoise.data.phantom_images import CLASS_NAMES, Scanners, render
+from equipoise.data.splits import PARTS, apportion, part_targets
+from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
+from equipoise.errors import UserError
+
+TITLE = "built-in procedural lesion images with long tails, missing classes and scanner shifts"
+SIZE = 32
+PARTITION = "source"
+VERSION = 1  # part of a store's name: raise it when the same config would give other images
+RATIOS = (0.7, 0.15, 0.15)
+COHORT = "unseen"
+COHORT_SHIFT = 1.5
+
+
+def build(config: PhantomConfig, root: Path) -> Store:
+    """The phantom's store under `root`, made now if it is not there yet (about a second per 2,000 images)."""
+    digest = hashlib.sha256(f"{VERSION}{config.model_dump_json()}".encode()).hexdigest()
+    store = Store(root / f"phantom-{digest[:12]}")
+    if store.exists():
+        return store
+    if config.images < config.sites:
+        raise UserError(f"a phantom of {config.images} images cannot fill {config.sites} sites")
+    with claimed(store.folder):
+        if not store.exists():
+            _write(config, store.folder, digest)
+    return store
+
+
+def _write(config: PhantomConfig, folder: Path, checksum: str) -> None:
+    """Make all images in a temporary folder, then move it into place."""
+    index, sites = phantom_index(config, checksum)
+    scanners = _scanners(config)
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        images = render(index.labels, sites, scanners, config.size, config.difficulty, config.seed)
+        np.save(draft / IMAGES, images)
+        write_index(draft, index)
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def phantom_index(config: PhantomConfig, checksum: str = "") -> tuple[StoreIndex, np.ndarray]:
+    """What each image of the phantom is, and the number of its site (n,)."""
+    counts = site_class_counts(config)
+    names = [f"site {number + 1}" for number in range(config.sites)]
+    if config.cohort:
+        counts = np.vstack([counts, apportion(_long_tail(config), config.cohort)])
+        names.append(COHORT)
+    cells = [(s, c, counts[s, c]) for s in range(len(names)) for c in range(config.classes)]
+    sites = np.concatenate([np.full(n, s) for s, _, n in cells])
+    labels = np.concatenate([np.full(n, c) for _, c, n in cells])
+    parts = [part for s, _, n in cells for part in _parts(n, names[s] == COHORT)]
+    identifiers = tuple(f"phantom-{row:06d}" for row in range(len(labels)))
+    index = StoreIndex(
+        source="phantom",
+        classes=CLASS_NAMES[: config.classes],
+        names=identifiers,
+        labels=labels.astype(np.int64),
+        sites=tuple(names[s] for s in sites),
+        groups=identifiers,
+        splits=tuple(parts),
+        clean=tuple(parts),
+        rows=np.arange(len(labels)),
+        cohorts=(COHORT,) if config.cohort else (),
+        common=config.common,
+        facts={"description": "procedural lesion images", "config": config.model_dump()},
+        checksum=checksum,
+    )
+    return index, sites.astype(np.int64)
+
+
+def site_class_counts(config: PhantomConfig) -> np.ndarray:
+    """Images of each class at each site: int64 (sites, classes), summing to `config.images`.
+
+    Every class lies at one site at least, and every site has an image.
+    """
+    rng = np.random.default_rng([config.seed, 0])
+    weights = _presence(config, rng).astype(float)
+    if config.skew > 0:
+        weights *= rng.lognormal(0, config.skew / 2, size=(config.sites, 1))
+        weights *= rng.gamma(1 / config.skew, config.skew, size=weights.shape) + 1e-6
+    totals = apportion(_long_tail(config), config.images)
+    columns = [apportion(weights[:, c], totals[c]) for c in range(config.classes)]
+    counts = np.stack(columns, axis=1)
+    for site in np.flatnonzero(counts.sum(axis=1) == 0):
+        donor = np.argmax(counts[:, 0])
+        counts[donor, 0] -= 1
+        counts[site, 0] += 1
+    return counts
+
+
+def _long_tail(config: PhantomConfig) -> np.ndarray:
+    """Relative class frequencies (C,), falling exponentially from 1 to 1 / imbalance."""
+    return config.imbalance ** -(np.arange(config.classes) / (config.classes - 1))
+
+
+def _presence(config: PhantomConfig, rng: np.random.Generator) -> np.ndarray:
+    """Which site has which class: bool (S, C). The first class is everywhere, each class at two sites or more."""
+    present = np.ones((config.sites, config.classes), dtype=bool)
+    lacking = min(round(config.missing * config.classes), config.classes - 1)
+    for site in range(config.sites):
+        removable = np.flatnonzero(present.sum(axis=0) > min(2, config.sites))
+        removable = removable[removable > 0]
+        present[site, rng.permutation(removable)[:lacking]] = False
+    return present
+
+
+def _parts(count: int, unseen: bool) -> list[str]:
+    """Parts of `count` images of one class at one site; an unseen cohort only tests."""
+    targets = (0, 0, count) if unseen else part_targets(count, RATIOS)
+    return [part for part, number in zip(PARTS, targets) for _ in range(number)]
+
+
+def _scanners(config: PhantomConfig) -> Scanners:
+    scanners = Scanners.draw(config.sites, config.shift, np.random.default_rng([config.seed, 1]))
+    if config.cohort:
+        unseen = Scanners.draw(1, COHORT_SHIFT * config.shift, np.random.default_rng([config.seed, 2]))
+        scanners = scanners.joined(unseen)
+    return scanners

@@ -1,0 +1,99 @@
+"""Splits into training, validation and test parts that keep class shares and keep each group in one part.
+
+A group is what must not be seen twice: the images of one lesion, or of one patient.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+PARTS = ("train", "valid", "test")
+
+
+def grouped_split(
+    strata: np.ndarray, groups: Sequence[str] | np.ndarray, ratios: Sequence[float], seed: int
+) -> np.ndarray:
+    """Share samples out to parts so that no group is in two of them and every stratum keeps its shares.
+
+    Large groups go first, each to the part with most room left for it; the many small ones then fill the gaps.
+    With groups of one sample the counts of `part_targets` are met exactly.
+
+    Args:
+        strata: int64 (n,), the class of each sample, or a number for its site and class
+        groups: (n,) name of each sample's group
+        ratios: shares of the parts "train", "valid" and "test"
+
+    Returns:
+        the part of each sample, as strings (n,)
+    """
+    _, stratum = np.unique(np.asarray(strata), return_inverse=True)
+    _, member, sizes = np.unique(np.asarray(groups, dtype=str), return_inverse=True, return_counts=True)
+    need = np.array([part_targets(count, ratios) for count in np.bincount(stratum)], dtype=float).T
+    scale = np.maximum(need, 1e-9)
+    samples = np.split(np.argsort(member, kind="stable"), np.cumsum(sizes)[:-1])
+    shuffled = np.random.default_rng(seed).permutation(len(sizes))
+    parts = np.zeros(len(stratum), dtype=np.int64)
+    for group in shuffled[np.argsort(-sizes[shuffled], kind="stable")]:
+        touched, counts = np.unique(stratum[samples[group]], return_counts=True)
+        room = ((need[:, touched] - counts) / scale[:, touched]) @ counts
+        part = int(np.argmax(room))
+        need[part, touched] -= counts
+        parts[samples[group]] = part
+    return np.array(PARTS)[parts]
+
+
+def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
+    """How many of `count` samples of one class go to each part.
+
+    Validation and test are rounded up, so that a class with enough samples is in every part; with fewer
+    samples than parts, training comes first, then test.
+    """
+    wanted = [part for part in (0, 2, 1) if ratios[part] > 0]
+    if count <= len(wanted):
+        return tuple(int(part in wanted[:count]) for part in range(len(PARTS)))
+    valid, test = (math.ceil(share * count / sum(ratios) - 1e-9) for share in ratios[1:])
+    return count - valid - test, valid, test
+
+
+def count_leaks(groups_by_part: Mapping[str, Collection[str]]) -> str | None:
+    """Say how many test groups are also in training and validation, or None when there are none.
+
+    >>> count_leaks({"train": ["a", "b"], "valid": ["c"], "test": ["b", "c", "d"]})
+    '1 of 3 test groups are also in train, 2 of 3 in train or valid'
+    """
+    train, valid, test = (set(groups_by_part.get(part, ())) for part in PARTS)
+    in_train, in_either, in_valid = len(test & train), len(test & (train | valid)), len(valid & train)
+    messages = []
+    if in_train:
+        messages.append(f"{in_train} of {len(test)} test groups are also in train")
+    if in_either > in_train:
+        verb = "" if messages else "test groups are also "
+        messages.append(f"{in_either} of {len(test)} {verb}in train or valid")
+    if in_valid and not messages:
+        messages.append(f"{in_valid} of {len(valid)} valid groups are also in train")
+    return ", ".join(messages) or None
+
+
+def stratified_sample(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Ascending positions of at most `count` samples that keep class shares, if possible one of each class."""
+    if len(labels) <= count:
+        return np.arange(len(labels))
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    quota = apportion(np.bincount(labels), count)
+    kept = [shuffled[labels[shuffled] == label][:number] for label, number in enumerate(quota)]
+    return np.sort(np.concatenate(kept))
+
+
+def apportion(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers (n,) that sum to `total` in proportion to `weights` (n,), by largest remainders.
+
+    Where `total` allows it, every positive weight gets at least one.
+    """
+    positive = np.asarray(weights) > 0
+    floor = positive.astype(np.int64) * int(total >= positive.sum())
+    rest = total - int(floor.sum())
+    exact = weights / np.sum(weights) * rest
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: rest - counts.sum()]] += 1
+    return counts + floor

@@ -1,0 +1,157 @@
+"""Packed images: one memory-mapped uint8 file (N, C, H, W) beside a JSON index that says what each row is."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two processes should not prepare one store at once
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+IMAGES, INDEX = "images.npy", "index.json"
+
+
+@dataclass(frozen=True)
+class StoreIndex:
+    """What a store holds: facts about the data set, and one entry per image in each column.
+
+    Args:
+        splits: part that the data set's authors gave each image ("train", "valid", "test", or "" for none)
+        clean: part in a given split without shared groups, where the data set has one, else ""
+        rows: row of each image in the packed file
+        cohorts: names of the sites that are unseen cohorts
+        common: validation and test parts belong to the federation, not to its sites
+        facts: what people may want to know: where the images come from, what was left out
+        checksum: of the listing the store was built from
+    """
+
+    source: str
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    labels: np.ndarray
+    sites: tuple[str, ...]
+    groups: tuple[str, ...]
+    splits: tuple[str, ...]
+    clean: tuple[str, ...]
+    rows: np.ndarray
+    ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    cohorts: tuple[str, ...] = ()
+    common: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    checksum: str = ""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Store:
+    """Images in a prepared folder. Only the rows asked for are read, and a copy sent to another process
+    carries the folder's name, not the images.
+
+    Args:
+        folder: a folder written by `write_store` or by `equipoise.data.prepare`
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
+        return Store, (self.folder,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Store) and self.folder == other.folder
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.folder)!r})"
+
+    def exists(self) -> bool:
+        """Whether a complete store lies in the folder."""
+        return (self.folder / INDEX).is_file()
+
+    @cached_property
+    def index(self) -> StoreIndex:
+        """The columns of the JSON index."""
+        try:
+            content = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._unusable(str(error)) from error
+        if content.pop("format", None) != FORMAT:
+            raise self._unusable("it was written by another version")
+        facts = content.pop("facts")
+        columns: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+        }
+        for key in ("labels", "rows"):
+            columns[key] = np.asarray(columns[key], dtype=np.int64)
+        return StoreIndex(**columns, facts=facts)
+
+    @cached_property
+    def packed(self) -> np.ndarray:
+        """All images, uint8 (N, C, H, W), as a read-only memory map."""
+        try:
+            packed = np.load(self.folder / IMAGES, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise self._unusable(str(error)) from error
+        if packed.dtype != np.uint8 or packed.ndim != 4:
+            raise self._unusable(f"it holds {packed.dtype} {packed.shape}, not packed images")
+        return packed
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        return self.packed.shape[1:]
+
+    def images(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """The images of `rows` (b,), in that order: uint8 (b, C, H, W)."""
+        return torch.from_numpy(self.packed[np.asarray(rows, dtype=np.int64)])
+
+    def _unusable(self, reason: str) -> UserError:
+        return UserError(f"the store {self.folder} cannot be used: {reason}; delete it and prepare it again")
+
+
+def write_index(folder: Path, index: StoreIndex) -> None:
+    """Write the JSON index of a store, last of all: a folder with an index is complete."""
+    content = asdict(index) | {"labels": index.labels.tolist(), "rows": index.rows.tolist(), "format": FORMAT}
+    write_text(folder / INDEX, json.dumps(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that a reader finds all of it or nothing."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes from building the store in `folder` meanwhile; a killed one lets go by itself.
+
+    Raises:
+        UserError: when the folder cannot be written, for example on a full disk
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_name(f"{folder.name}.lock"), "a") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write prepared images to {folder.parent}: {error}; make room there, or set data.store or "
+            "EQUIPOISE_DATA to another folder"
+        ) from error

@@ -1,0 +1,472 @@
+"""What a method is made of: a `Server`, a `Client`, its options and its disclosure sheet.
+
+The class boundary is the hospital's wall: server and client share nothing but messages. A client object is a
+workplace that serves one site after another: whatever its hooks read is a declared tensor, allocated once in
+`build` and filled in place before each ask, so that the same code runs eagerly and inside a captured graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.config import Config, OptimiserConfig, Table
+from equipoise.data.federation import Federation
+from equipoise.engine.optimiser import Optimiser
+from equipoise.engine.protocol import (
+    Action,
+    Conversation,
+    Payload,
+    PerSite,
+    Tensors,
+    Train,
+    Value,
+    Work,
+    flatten,
+    unflatten,
+)
+from equipoise.losses import supervised_loss
+from equipoise.nets import Net, build_net, groups
+from equipoise.streams import stream
+from equipoise.tasks import Classification, Task
+
+
+class NoOptions(Table):
+    """A method without options of its own."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What server and sites agree on before the first round; holds no data."""
+
+    config: Config
+    options: Any
+    task: Task
+    channels: int
+    image_size: int
+    device: torch.device = torch.device("cpu")
+
+    @classmethod
+    def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
+        """The setting of a run."""
+        options = method.options.model_validate(config.methods.get(method.table or config.method, {}))
+        task = Classification(federation.classes)
+        return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, whether or not a site has them all."""
+        return self.task.num_classes
+
+    def new_net(self) -> Net:
+        """The configured net with the weights that every site and the server start from."""
+        net = self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
+        return net
+
+    def seeded(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()` under the named random stream, moved to the device: the same everywhere."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream(self.config.seed, "initial", name))
+            made = make().to(self.device)
+        if isinstance(made, nn.Module) and self.config.compute.channels_last:
+            made = made.to(memory_format=torch.channels_last)
+        return made
+
+
+class State:
+    """A server's state: named tensors, dicts of tensors and plain values, nothing else.
+
+    Values are replaced, never changed in place: a snapshot is then a cheap copy of the names.
+    """
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "values", {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, "values")[name]
+        except KeyError:
+            raise AttributeError(f"the server's state has no '{name}'") from None
+
+    def __setattr__(self, name: str, value: Value) -> None:
+        self.values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def snapshot(self) -> dict[str, Value]:
+        """The state as it is now."""
+        return dict(self.values)
+
+    def restore(self, snapshot: Mapping[str, Value], device: torch.device | str = "cpu") -> None:
+        """Go back to a snapshot (or a payload read from disk)."""
+        tensors, plain = flatten(snapshot)
+        moved = unflatten({name: tensor.to(device) for name, tensor in tensors.items()}, plain)
+        object.__setattr__(self, "values", dict(moved))
+
+
+class Server:
+    """The server side of a method."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.options = setting.options
+        self.state = State()
+        self.setup()
+
+    def setup(self) -> None:
+        """Set the first state, before any site is asked."""
+
+    def start(self, roster: Sequence[str]) -> Conversation:
+        """Gather once what must be known before the first round."""
+        yield from ()
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        """One round, counted from 1: yield `Ask`s, receive `Replies`, change `self.state`."""
+        raise NotImplementedError
+
+    def message(self) -> dict[str, Value | PerSite]:
+        """What a site needs, besides what it keeps, to predict: sent with every evaluation."""
+        return {}
+
+    def random(self, purpose: str, number: int) -> torch.Generator:
+        """A generator of the server's own for this purpose and round."""
+        seed = stream(self.setting.config.seed, "server", purpose, number)
+        return torch.Generator(device=self.setting.device).manual_seed(seed)
+
+
+@dataclass
+class Phase:
+    """Which parameters train, by which optimiser, and whether norm layers use batch statistics."""
+
+    optimiser: Optimiser
+    norm: str = "train"
+
+
+@dataclass(frozen=True)
+class PerBatch:
+    """A field that `prepare` adds with one row per batch instead of one per sample."""
+
+    rows: Tensor
+
+
+@dataclass
+class _Declared:
+    role: str
+    tensors: Tensors
+    remembered: bool
+    """Whether an ask without a value of its own starts from the first value; otherwise from NaN."""
+    initial: Tensors = field(default_factory=dict)
+
+
+class Batch(SimpleNamespace):
+    """The fields of one batch: `image` (B, C, H, W), `label` (B,), and what `prepare` adds."""
+
+
+class Client:
+    """The site side of a method. Subclasses declare state in `build` and supply actions and hooks."""
+
+    #: {action: {reply entry: what it is}}: everything that leaves a site. Other entries are refused.
+    discloses: ClassVar[dict[str, dict[str, str]]] = {}
+    #: which models can be evaluated: "global" (the same everywhere) and "personal"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    #: how many augmented views of an image a batch holds (`image`, `second`)
+    image_views: int = 1
+    #: batches that one call of `step` takes
+    batches_per_step: int = 1
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.config = setting.config
+        self.options = setting.options
+        self.num_classes = setting.num_classes
+        self.phases: dict[str, Phase] = {}
+        self.references: list[nn.Module] = []
+        self._declared: dict[str, _Declared] = {}
+        self._autocast = False
+        self.site = ""
+        self.round = 0
+        self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
+        self._supervised = supervised_loss(self.config.train.loss)
+        self.build()
+        self._finish()
+
+    @classmethod
+    def views_for(cls, setting: Setting) -> tuple[str, ...]:
+        """The models that can be evaluated under these options."""
+        return cls.views
+
+    # ---- declarations, used in build() ---------------------------------------------------------
+
+    def build(self) -> None:
+        """Make nets and declare every tensor that hooks read."""
+        raise NotImplementedError
+
+    def keeps(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` (a tensor, or entries of a module) outlives an ask and never leaves the site by itself."""
+        return self._declare("kept", name, target, entries)
+
+    def receives(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` is filled from the message entry `name`; without one it holds NaN."""
+        return self._declare("received", name, target, entries)
+
+    def scratch(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` starts each ask anew: a tensor at its first value, a module at NaN until it is filled."""
+        return self._declare("scratch", name, target, entries)
+
+    def reference(self, module: nn.Module) -> nn.Module:
+        """A frozen module: always in eval mode, never trained."""
+        self.references.append(module.requires_grad_(False).eval())
+        return module
+
+    def phase(
+        self,
+        name: str,
+        modules: Mapping[str, nn.Module] | nn.Module,
+        entries: Iterable[str] | None = None,
+        optimiser: OptimiserConfig | None = None,
+        norm: str = "train",
+    ) -> None:
+        """Declare a way to train: the named parameters of a module (or of several, by name)."""
+        named = modules.items() if isinstance(modules, Mapping) else [("", modules)]
+        wanted = None if entries is None else set(entries)
+        chosen = [
+            (f"{prefix}.{key}" if prefix else key, parameter)
+            for prefix, module in named
+            for key, parameter in module.named_parameters()
+            if wanted is None or key in wanted
+        ]
+        config = optimiser or self.config.train.optimiser
+        self.phases[name] = Phase(Optimiser(chosen, config), norm)
+        state = self.phases[name].optimiser.state()
+        if state:
+            role = "kept" if config.keep else "scratch"
+            self._declared[f"optimiser.{name}"] = _Declared(role, state, remembered=True)
+
+    def _declare(self, role: str, name: str, target: Any, entries: Iterable[str] | None) -> Any:
+        if name in self._declared:
+            raise TypeError(f"{type(self).__name__} declares '{name}' twice")
+        if isinstance(target, nn.Module):
+            state = target.state_dict(keep_vars=True)
+            wanted = list(state) if entries is None else list(entries)
+            self._declared[name] = _Declared(role, {entry: state[entry] for entry in wanted}, role == "kept")
+        else:
+            target = target.to(self.setting.device)
+            self._declared[name] = _Declared(role, {"": target}, role != "received")
+        return target
+
+    def _finish(self) -> None:
+        """Check that every tensor is declared, and remember first values."""
+        known = {id(t) for declared in self._declared.values() for t in declared.tensors.values()}
+        for attribute, value in vars(self).items():
+            loose = value.state_dict(keep_vars=True) if isinstance(value, nn.Module) else {}
+            loose = {"": value} if isinstance(value, Tensor) else loose
+            for entry, tensor in loose.items():
+                if id(tensor) not in known:
+                    where = f"{type(self).__name__}.{attribute} {entry}".strip()
+                    raise TypeError(f"{where} is not declared (keeps, receives, scratch)")
+        for declared in self._declared.values():
+            if declared.remembered:
+                declared.initial = {entry: t.detach().clone() for entry, t in declared.tensors.items()}
+        self._fixed = dict(vars(self))
+
+    # ---- between asks, used by the engine ------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None) -> None:
+        """Fill every declared tensor for one ask at one site."""
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        for name, declared in self._declared.items():
+            received = message.get(name) if declared.role == "received" else None
+            for entry, tensor in declared.tensors.items():
+                if declared.role == "received":
+                    value = received.get(entry) if isinstance(received, Mapping) else received
+                elif declared.role == "kept" and kept is not None:
+                    value = kept[f"{name}/{entry}"]
+                else:
+                    value = declared.initial.get(entry)
+                if value is None:
+                    _poison(tensor)
+                else:
+                    into.append(tensor)
+                    values.append(torch.as_tensor(value))
+        _copy(into, values)
+
+    def end(self) -> None:
+        """Forget whatever was not declared, as a site in another process would."""
+        fixed = self._fixed
+        vars(self).clear()
+        vars(self).update(fixed, _fixed=fixed)
+
+    def kept(self) -> Tensors:
+        """The tensors that outlive the ask, by flat name; references, not copies."""
+        return {
+            f"{name}/{entry}": tensor.detach()
+            for name, declared in self._declared.items()
+            if declared.role == "kept"
+            for entry, tensor in declared.tensors.items()
+        }
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules of this client."""
+        return (value for value in vars(self).values() if isinstance(value, nn.Module))
+
+    def set_mode(self, training: bool, norm: str = "train") -> None:
+        """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
+        for module in self.modules():
+            module.train(training and module not in self.references)
+            if training and norm == "eval":
+                for part in module.modules():
+                    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                        part.eval()
+
+    # ---- what actions and hooks use ------------------------------------------------------------
+
+    def entries(self, module: nn.Module, *names: str) -> tuple[str, ...]:
+        """State-dict names of the groups "body", "head", "norm" and "statistics" of a module."""
+        return tuple(entry for name in names for entry in groups(module)[name])
+
+    @staticmethod
+    def share(module: nn.Module, entries: Iterable[str] | None = None) -> Tensors:
+        """Entries of a module's state, for a reply."""
+        state = module.state_dict()
+        return dict(state) if entries is None else {entry: state[entry] for entry in entries}
+
+    @staticmethod
+    @torch.no_grad()
+    def copy(source: nn.Module, target: nn.Module, entries: Iterable[str] | None = None) -> None:
+        """Copy a module's state into another of the same shape, in place."""
+        from_state, to_state = source.state_dict(), target.state_dict()
+        names = list(to_state) if entries is None else list(entries)
+        _copy([to_state[n] for n in names], [from_state[n] for n in names])
+
+    def random(self, purpose: str, *more: str | int) -> torch.Generator:
+        """A generator of this site's own for this purpose and round."""
+        seed = stream(self.config.seed, purpose, self.round, self.site, *more)
+        return torch.Generator(device=self.setting.device).manual_seed(seed)
+
+    def outputs(self, batch: Batch) -> Any:
+        """`forward` in the configured precision, with float32 outputs."""
+        if not self._autocast:
+            return self.forward(batch)
+        with torch.autocast(self.setting.device.type, torch.bfloat16, cache_enabled=False):
+            out = self.forward(batch)
+        return SimpleNamespace(
+            **{key: value.float() if isinstance(value, Tensor) else value for key, value in vars(out).items()}
+        )
+
+    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The configured supervised loss with this site's class counts."""
+        return self._supervised(logits, labels, self.class_counts)
+
+    # ---- hooks of the step: tensors in, tensors out, no host sync ---------------------------------
+
+    def forward(self, batch: Batch) -> Any:
+        """Outputs of the model(s) for a batch."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        """The scalar that training minimises."""
+        raise NotImplementedError
+
+    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Change the gradients before the optimiser sees them (control variates, proximal terms)."""
+        return gradients
+
+    def after_step(self) -> None:
+        """Act after the parameters moved (projections, clipping of a mixture)."""
+
+    def step(self, batches: list[Batch], phase: Phase) -> Tensor:
+        """One optimiser step; gives the loss. Replaced by the few methods that need several batches a step."""
+        (batch,) = batches
+        loss = self.loss(batch, self.outputs(batch))
+        gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
+        phase.optimiser.update(self.adjust(list(gradients)))
+        self.after_step()
+        return loss.detach()
+
+    # ---- hooks outside the step ------------------------------------------------------------------
+
+    def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """The samples of one epoch, in order: all of them, shuffled."""
+        return torch.randperm(len(labels), generator=generator)
+
+    def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
+        """Fields to add to a large chunk of batches (frozen outputs, synthetic images)."""
+        return {}
+
+    def predict(self, view: str, batch: Batch) -> Tensor:
+        """Logits of the global or the personal model."""
+        raise NotImplementedError
+
+    def adapt(self) -> Generator[Work, Any, None]:
+        """Change the personal model before it is evaluated; rolled back afterwards."""
+        yield from ()
+
+    def train(self, message: Payload) -> Action:
+        """The action that every method has: train locally and reply."""
+        yield Train()
+        return {}
+
+
+def _poison(tensor: Tensor) -> None:
+    """Make use of a value that was never given visible: NaN, or the lowest integer."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype != torch.bool:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)
+
+
+def _copy(into: list[Tensor], values: list[Tensor]) -> None:
+    """Copy lists of tensors, in few kernels where all lie on one device."""
+    if into and into[0].is_cuda and all(v.is_cuda and v.dtype == t.dtype for t, v in zip(into, values)):
+        torch._foreach_copy_(into, values)
+    else:
+        for target, value in zip(into, values):
+            target.copy_(value, non_blocking=True)
+
+
+def as_it_is(client: type[Client], config: Config) -> type[Client]:
+    """The client without additions."""
+    return client
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as the registry knows it: a file in `equipoise.methods` holds one as `METHOD`.
+
+    Args:
+        changes: what it changes, in a few words: loss, aggregation, personalisation, server step
+        options: the model of its config table, which is named `table` (or else like the method)
+        defaults: config values that choosing this method implies, unless the user sets them
+        pooled: train on all images at one place
+        extend: adds to the client what the config asks for on top of any method (NPR)
+    """
+
+    server: type[Server]
+    client: type[Client]
+    paper: str
+    year: int
+    changes: str
+    options: type[Table] = NoOptions
+    table: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    pooled: bool = False
+    extend: Callable[[type[Client], Config], type[Client]] = as_it_is
+
+    def client_class(self, config: Config) -> type[Client]:
+        """The client that a run of this config uses."""
+        return self.extend(self.client, config)
+
+    @property
+    def summary(self) -> str:
+        """First sentence or two of the method's file."""
+        module = inspect.getmodule(self.server)
+        return (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")

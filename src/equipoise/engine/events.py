@@ -1,0 +1,45 @@
+"""`events.jsonl`: a line per round and per evaluation, the truth that reports are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Appends events to a file; a resumed run cuts the file back to its last complete round."""
+
+    def __init__(self, path: Path, size: int | None = None):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if size is not None and path.exists():
+            os.truncate(path, size)
+        elif size is None:
+            path.unlink(missing_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
+        self._file.write(json.dumps(_finite({"event": event, **fields}), ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: such numbers become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

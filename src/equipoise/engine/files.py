@@ -1,0 +1,105 @@
+"""Payloads and states on disk: safetensors with plain values as JSON beside them, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.engine.protocol import Payload, Value, flatten, unflatten
+
+
+def safe_name(name: str) -> str:
+    """A site's name as a file name."""
+    return quote(name, safe=" ()+,=@[]").replace(".", "%2E")
+
+
+def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
+    """Write a payload under a temporary name, then rename."""
+    tensors, plain = flatten(payload)
+    # Tensors that share memory, or lie strided, are refused by the format.
+    packed = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in packed.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
+            packed[name] = tensor.clone()
+        seen.add(packed[name].untyped_storage().data_ptr())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    save_file(packed, temporary, metadata={"plain": json.dumps(plain)})
+    os.replace(temporary, path)
+
+
+def read_payload(path: Path) -> Payload:
+    """Read a payload back, whole."""
+    with safe_open(path, framework="pt") as file:
+        plain = json.loads(file.metadata()["plain"])
+        return unflatten({name: file.get_tensor(name) for name in file.keys()}, plain)  # noqa: SIM118
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file under a temporary name, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class _Entries(Mapping[str, Tensor]):
+    """A dict of tensors read one at a time from a payload file."""
+
+    def __init__(self, path: Path, prefix: str, names: list[str]):
+        self._path, self._prefix, self._names = path, prefix, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._path, framework="pt") as file:
+            return file.get_tensor(self._prefix + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class SpilledPayload(Mapping[str, Any]):
+    """A payload that lies in a file; tensors are read when they are asked for."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with safe_open(path, framework="pt") as file:
+            self._plain = json.loads(file.metadata()["plain"])
+            names = list(file.keys())
+        self._groups: dict[str, list[str]] = {
+            name: [] for name, value in self._plain.items() if isinstance(value, dict)
+        }
+        self._single = []
+        for name in names:
+            head, slash, entry = name.partition("/")
+            if slash:
+                self._groups[head].append(entry)
+            else:
+                self._single.append(name)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._groups:
+            return _Entries(self.path, f"{name}/", self._groups[name])
+        if name in self._single:
+            with safe_open(self.path, framework="pt") as file:
+                return file.get_tensor(name)
+        return self._plain[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._plain if name not in self._groups)
+        yield from self._groups
+        yield from self._single
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

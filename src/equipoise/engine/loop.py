@@ -1,0 +1,275 @@
+"""A run, round by round: start, rounds as transactions, evaluation, selection on validation, checkpoints, final test."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from equipoise import __version__
+from equipoise.config import Config
+from equipoise.data.federation import Federation, Site
+from equipoise.engine.checkpoint import Checkpoints, Manifest
+from equipoise.engine.contract import Method, Setting
+from equipoise.engine.evaluation import Evaluator, Score, mean_scores
+from equipoise.engine.events import EventLog
+from equipoise.engine.files import safe_name, write_payload, write_text
+from equipoise.engine.local import LocalEngine
+from equipoise.engine.protocol import Conversation, Replies, payload_bytes
+from equipoise.engine.states import write_state
+from equipoise.errors import UserError
+from equipoise.streams import stream
+
+ATTEMPTS = 3
+
+
+class Observer(Protocol):
+    """Someone who watches a run: the progress display, a tracker."""
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+
+class RoundFailed(Exception):
+    """Too few sites answered; the round is repeated."""
+
+
+class Run:
+    """One run of one method on one federation, in one folder."""
+
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        federation: Federation,
+        folder: Path,
+        observers: Sequence[Observer] = (),
+        device: str = "cpu",
+    ):
+        self.config = config
+        self.method = method
+        self.federation = federation.pooled() if method.pooled else federation
+        self.folder = folder
+        self.observers = observers
+        self.setting = Setting.of(config, method, self.federation, device)
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.sites = [site.name for site in self.federation.training_sites()]
+        self.selection: dict[str, Any] = {}
+        self.tail: list[list[Score]] = []
+
+    def execute(self, resume: bool = False) -> None:
+        """Run to the end, from the start or from the last complete round."""
+        torch.set_num_threads(self.config.compute.threads)
+        latest = self._open(resume)
+        self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
+        began = time.perf_counter() - (latest.seconds if latest else 0.0)
+        try:
+            with LocalEngine(self.method, self.setting, self.federation, self.folder) as self.engine:
+                self.server = self.method.server(self.setting)
+                self.evaluator = Evaluator(self.engine, self.server, self.federation)
+                if latest is None:
+                    write_text(self.folder / "config.toml", self.config.to_toml())
+                    self._start()
+                else:
+                    self._restore(latest.round)
+                    self.selection = latest.selection
+                    self._tell("resumed", round=latest.round)
+                for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
+                    self._round(number)
+                    self._checkpoint(number, time.perf_counter() - began)
+                self._finish()
+            self._tell("end", seconds=time.perf_counter() - began)
+        finally:
+            self.log.close()
+
+    # ---- beginning ---------------------------------------------------------------------------------
+
+    def _open(self, resume: bool) -> Manifest | None:
+        """The checkpoint to go on from, if any; a folder with a run in it is never overwritten unasked."""
+        latest = self.checkpoints.latest(self.config.digest()) if resume else None
+        if not resume and (self.folder / "events.jsonl").exists():
+            raise UserError(f"{self.folder} already holds a run; use --resume to go on, or another --out")
+        if not self.sites:
+            raise UserError(f"{self.federation.name}: no site has training images")
+        if self.config.train.min_sites > len(self.sites):
+            raise UserError(
+                f"train.min_sites = {self.config.train.min_sites}, but only {len(self.sites)} sites have training images"
+            )
+        return latest
+
+    def _start(self) -> None:
+        shared = self.server.message()
+        self._tell(
+            "start",
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            run=self.config.run_name,
+            method=self.config.method,
+            version=__version__,
+            config=self.config.model_dump(mode="json"),
+            classes=list(self.federation.classes),
+            sites=[self._site_facts(site) for site in self._everyone()],
+            warnings=list(self.federation.warnings),
+            disclosure=self.engine.client.discloses,
+            paper=self.method.paper,
+            parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
+            model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),
+        )
+        self.engine.begin(0, 0)
+        self._converse(self.server.start(self.sites))
+        self.engine.commit()
+        self._evaluate(0)
+        self._checkpoint(0, 0.0)
+
+    def _everyone(self) -> Iterator[Site]:
+        yield from self.federation.sites
+        if self.federation.common:
+            yield self.federation.common
+        yield from self.federation.cohorts
+
+    def _site_facts(self, site: Site) -> dict[str, Any]:
+        size = len(self.federation.classes)
+        return {"name": site.name} | {
+            part: site.class_counts(size, part).tolist() for part in ("train", "valid", "test")
+        }
+
+    def _restore(self, round_number: int) -> None:
+        self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)
+        self.engine.states.restore(self.checkpoints.manifest(round_number).sites)
+
+    # ---- a round -----------------------------------------------------------------------------------
+
+    def _round(self, number: int) -> None:
+        began = time.perf_counter()
+        before = self.server.state.snapshot()
+        for attempt in range(ATTEMPTS):
+            self.engine.begin(number, attempt)
+            try:
+                self._converse(self.server.round(number, self._drawn(number, attempt)))
+                break
+            except RoundFailed as failure:
+                self.server.state.restore(before, self.setting.device)
+                self._tell("warning", text=f"round {number} is repeated: {failure}")
+        else:
+            raise RuntimeError(f"round {number} failed {ATTEMPTS} times: {self.engine.failed}")
+        self.engine.commit()
+        self._tell(
+            "round",
+            round=number,
+            seconds=time.perf_counter() - began,
+            lr=self.config.train.optimiser.lr * self.config.train.schedule.factor(number - 1),
+            sites=self.engine.facts,
+            missing=self.engine.failed,
+        )
+        self._evaluate(number)
+
+    def _drawn(self, number: int, attempt: int) -> list[str]:
+        """The sites of a round: a share of all, drawn from the seed, in the federation's order."""
+        share = self.config.train.participation
+        count = max(int(share * len(self.sites)), self.config.train.min_sites, 1)
+        if count >= len(self.sites):
+            return list(self.sites)
+        draw = random.Random(stream(self.config.seed, "participation", number, attempt))
+        chosen = set(draw.sample(self.sites, count))
+        return [site for site in self.sites if site in chosen]
+
+    def _converse(self, conversation: Conversation) -> None:
+        """Let the server's generator ask, and send it the replies."""
+        replies: Replies | None = None
+        while True:
+            try:
+                ask = next(conversation) if replies is None else conversation.send(replies)
+            except StopIteration:
+                return
+            replies = self.engine.ask(ask)
+            if len(replies) < min(self.config.train.min_sites, len(ask.sites)):
+                conversation.close()
+                lost = "; ".join(f"{site}: {why}" for site, why in replies.missing.items())
+                raise RoundFailed(f"only {len(replies)} of {len(ask.sites)} sites answered '{ask.action}' ({lost})")
+
+    # ---- evaluation and selection --------------------------------------------------------------------
+
+    def _evaluate(self, number: int) -> None:
+        settings = self.config.evaluation
+        last = number == self.config.train.rounds
+        for site, measures in self.engine.measures.items():
+            for counts in measures.values():
+                self._tell_score(Score.of(self.setting.task, site, "trained", "valid", counts), number)
+        if number % settings.every and not last:
+            return
+        in_tail = settings.rule == "mean_last" and number > self.config.train.rounds - settings.last
+        parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
+        scores = list(self.evaluator.round_scores(parts))
+        for score in scores:
+            self._tell_score(score, number)
+        if in_tail:
+            self.tail.append([score for score in scores if score.part == "test"])
+        if number >= settings.first_round:
+            self._select(number, scores, last)
+
+    def _select(self, number: int, scores: Sequence[Score], last: bool) -> None:
+        settings = self.config.evaluation
+        view = self.evaluator.deciding_view()
+        judged = [s for s in scores if s.part == "valid" and s.view == view and s.metric(settings.metric) is not None]
+        value = mean_scores(judged)["metrics"][settings.metric] if judged else None
+        better = value is not None and value > self.selection.get("value", float("-inf"))
+        if settings.rule == "best" and (better or not self.selection):
+            # Without validation data nothing can be judged: the newest round stands.
+            self.selection = {"round": number} | ({"value": value} if value is not None else {})
+        if settings.rule != "best" or "value" not in self.selection:
+            self.selection = {"round": number} | ({"value": value} if value is not None else {})
+        if last:
+            self._tell("selection", rule=settings.rule, metric=settings.metric, view=view, **self.selection)
+
+    def _tell_score(self, score: Score, number: int) -> None:
+        self._tell("evaluation", round=number, part=score.part, view=score.view, site=score.site, **score.summary)
+
+    # ---- saving and ending -----------------------------------------------------------------------------
+
+    def _checkpoint(self, number: int, seconds: float) -> None:
+        settings = self.config.checkpoint
+        selected = self.selection.get("round") == number
+        if number % settings.every and number != self.config.train.rounds and not selected:
+            return
+        manifest = Manifest(
+            round=number,
+            digest=self.config.digest(),
+            events=self.log.size(),
+            sites=self.engine.states.flush(),
+            selection=self.selection,
+            seconds=seconds,
+        )
+        self.checkpoints.save(manifest, self.server.state.snapshot())
+        wanted = set(self.checkpoints.rounds()[-settings.keep :]) | {self.selection.get("round", number)}
+        retained = self.checkpoints.retain(wanted)
+        self.engine.states.collect(m.sites for m in retained)
+
+    def _finish(self) -> None:
+        """Measure the selected models on the test part and write them out."""
+        rule = self.config.evaluation.rule
+        chosen = self.selection.get("round", self.config.train.rounds)
+        if chosen != self.config.train.rounds:
+            self._restore(chosen)
+        self._write_models()
+        tail = self.tail if rule == "mean_last" else None
+        for fields in self.evaluator.final(tail):
+            self._tell("final", part="test", rule=rule, round=chosen, **fields)
+
+    def _write_models(self) -> None:
+        """`models/`: what predicts, as far as each model is the server's or a site's."""
+        folder = self.folder / "models"
+        shared = {k: v for k, v in self.server.message().items() if isinstance(v, int | float | str | bool | dict | torch.Tensor)}
+        write_payload(folder / "global.safetensors", shared)
+        for site in self.sites:
+            kept = self.engine.states.load(site)
+            if kept is not None:
+                write_state(folder / "personal" / f"{safe_name(site)}.safetensors", kept)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self.log.write(event, **fields)
+        for observer in self.observers:
+            observer.event(event, **fields)
+

@@ -1,0 +1,85 @@
+"""SGD and Adam whose whole state is tensors allocated once, so that a captured step can be replayed at any site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.config import OptimiserConfig
+
+
+class Optimiser:
+    """Updates `parameters` in place by torch's fused kernels; the learning rate is a tensor on their device."""
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: OptimiserConfig):
+        self.config = config
+        named = list(parameters)
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        device = self.parameters[0].device
+        self.lr = torch.zeros((), device=device)
+        kinds = {"sgd": ("momentum",) if config.momentum else (), "adam": ("mean", "square")}[config.name]
+        self.moments = {kind: [torch.zeros_like(p, requires_grad=False) for p in self.parameters] for kind in kinds}
+        # Adam's bias correction counts steps per tensor: a parameter without gradient stands still.
+        self.counts = [torch.zeros((), device=device) for _ in self.parameters] if config.name == "adam" else []
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that must outlive a round when the optimiser is kept."""
+        named = {f"{kind}/{n}": t for kind, ts in self.moments.items() for n, t in zip(self.names, ts)}
+        return named | {f"count/{n}": t for n, t in zip(self.names, self.counts)}
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step; a parameter whose gradient is None is left alone, moments included."""
+        used = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        grads = [_laid_out_like(gradients[i], self.parameters[i]) for i in used]
+        if self.config.clip is not None:
+            grads = clip_by_norm(grads, self.config.clip)
+        parameters = [self.parameters[i] for i in used]
+        moments = [[self.moments[kind][i] for i in used] for kind in self.moments]
+        if self.config.name == "sgd":
+            torch._fused_sgd_(
+                parameters,
+                grads,
+                moments[0] if moments else [],
+                weight_decay=self.config.weight_decay,
+                momentum=self.config.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+        else:
+            counts = [self.counts[i] for i in used]
+            torch._foreach_add_(counts, 1)
+            torch._fused_adam_(
+                parameters,
+                grads,
+                *moments,
+                [],
+                counts,
+                lr=self.lr,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                weight_decay=self.config.weight_decay,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def clip_by_norm(gradients: Sequence[Tensor], largest: float) -> list[Tensor]:
+    """Scale all gradients together so that their joint norm is at most `largest`; no host sync."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return list(torch._foreach_mul(gradients, factor))
+
+
+def _laid_out_like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which the fused kernels take for granted."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

@@ -1,0 +1,169 @@
+"""What happens at a site: one request is performed, from the message to the reply. Every engine uses this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.data.augment import Augmentation
+from equipoise.engine.contract import Client
+from equipoise.engine.protocol import Evaluate, Payload, Scan, Tensors, Train, Value, check_payload
+from equipoise.engine.training import (
+    Progress,
+    SiteData,
+    Steps,
+    eager_step,
+    evaluate,
+    logits_of,
+    scan,
+    seed_dropout,
+    train,
+)
+
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One action at one site. `data` names the site whose images are used, if not the site's own."""
+
+    action: str
+    site: str
+    round: int
+    attempt: int = 0
+    index: int = 0
+    measure: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    scores: bool = False
+    data: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of a request. `kept` is the site's next state, None where nothing is kept or changed."""
+
+    payload: Payload = field(default_factory=dict)
+    kept: Tensors | None = None
+    measures: dict[str, Tensors] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+class Slot:
+    """A workplace: one client object that serves site after site."""
+
+    def __init__(self, client: Client, augmentation: Augmentation, run_step: Steps = eager_step):
+        self.client = client
+        self.augmentation = augmentation
+        self.run_step = run_step
+
+    def perform(
+        self, request: Request, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None, data: SiteData
+    ) -> Generator[None, None, Outcome]:
+        """Perform a request; yields after each training step, and returns the outcome."""
+        client, began = self.client, time.perf_counter()
+        self._work = 0
+        self._progress = Progress(torch.zeros((), device=client.setting.device))
+        client.begin(message, kept)
+        client.site, client.round = request.site, request.round
+        client.class_counts.copy_(data.class_counts)
+        client._autocast = client.config.compute.precision == "bf16" and client.setting.device.type == "cuda"
+        factor = client.config.train.schedule.factor(max(request.round - 1, 0))
+        for phase in client.phases.values():
+            phase.optimiser.lr.fill_(phase.optimiser.config.lr * factor)
+        try:
+            if request.action == EVALUATE:
+                outcome = Outcome(measures=(yield from self._measure(request, data, adapt=True)))
+            else:
+                outcome = yield from self._act(request, dict(message), data)
+        finally:
+            client.end()
+        outcome.facts["seconds"] = time.perf_counter() - began
+        return outcome
+
+    def _act(self, request: Request, message: Payload, data: SiteData) -> Generator[None, None, Outcome]:
+        client = self.client
+        action = getattr(client, request.action)(message)
+        result: Any = None
+        payload: Any = action
+        if isinstance(action, Generator):
+            while True:
+                try:
+                    work = action.send(result)
+                except StopIteration as stop:
+                    payload = stop.value
+                    break
+                result = yield from self._do(work, data)
+        where = f"{type(client).__name__}.{request.action}"
+        check_payload(payload, where)
+        undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
+        if undeclared:
+            raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
+        reply = {
+            name: {k: v.detach().clone() for k, v in value.items()}
+            if isinstance(value, dict)
+            else value.detach().clone()
+            if isinstance(value, Tensor)
+            else value
+            for name, value in payload.items()
+        }
+        next_state = {name: tensor.clone() for name, tensor in client.kept().items()}
+        measures = yield from self._measure(request, data, adapt=False)
+        facts: dict[str, float] = {}
+        if self._progress.samples:
+            facts = {
+                "loss": float(self._progress.loss_sum / self._progress.samples),
+                "examples": self._progress.samples,
+                "steps": self._progress.steps,
+            }
+        return Outcome(reply, next_state or None, measures, facts)
+
+    def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
+        """Run one piece of work that an action yielded."""
+        seed_dropout(self.client, self._work)
+        self._work += 1
+        if isinstance(work, Train):
+            yield from train(
+                self.client, data["train"], self.augmentation, work, self._progress, self.run_step
+            )
+            return None
+        if isinstance(work, Scan):
+            return scan(self.client, data[work.part], self.augmentation, work)
+        if isinstance(work, Evaluate):
+            return evaluate(self.client, data, self.augmentation, work)
+        raise TypeError(f"{type(self.client).__name__} yielded {work!r}, which is no work")
+
+    def _measure(self, request: Request, data: SiteData, adapt: bool) -> Generator[None, None, dict[str, Tensors]]:
+        """Counts of the asked views on the asked parts, by `view.part`; the global model before any adaptation."""
+        client, measures = self.client, {}
+        for view in request.views:
+            if view == "personal" and adapt:
+                change = client.adapt()
+                result = None
+                while True:
+                    try:
+                        work = change.send(result)
+                    except StopIteration:
+                        break
+                    result = yield from self._do(work, data)
+            for part in request.measure:
+                if data.has(part):
+                    logits = logits_of(client, data[part], self.augmentation, view)
+                    counts = client.setting.task.measure(logits, data[part].labels)
+                    if request.scores:
+                        counts |= {"scores": logits.softmax(1).cpu(), "labels": data[part].labels.cpu()}
+                    measures[f"{view}.{part}"] = counts
+        return measures
+
+
+def exhaust(work: Generator[None, None, Outcome]) -> Outcome:
+    """Run a request to its end at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return stop.value

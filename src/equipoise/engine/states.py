@@ -1,0 +1,115 @@
+"""What sites keep between asks, as immutable versions: a round commits them or rolls them back.
+
+Versions lie in memory up to a budget and on disk beyond it; a checkpoint puts on disk whatever it refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from equipoise.engine.files import read_payload, safe_name, write_payload
+from equipoise.engine.protocol import Tensors
+
+MEMORY_BUDGET = 1 << 29
+
+
+class SiteStates:
+    """Committed and pending versions of every site's kept tensors."""
+
+    def __init__(self, folder: Path, budget: int = MEMORY_BUDGET):
+        self.folder = folder
+        self.budget = budget
+        self.committed: dict[str, str] = {}
+        self.pending: dict[str, str] = {}
+        self._memory: dict[tuple[str, str], Tensors] = {}
+        self._bytes = 0
+
+    def path(self, site: str, version: str) -> Path:
+        """Where a version lies on disk."""
+        return self.folder / safe_name(site) / f"{version}.safetensors"
+
+    def current(self, site: str) -> str | None:
+        """The newest version of a site: this round's, or else the committed one."""
+        return self.pending.get(site) or self.committed.get(site)
+
+    def load(self, site: str) -> Tensors | None:
+        """The newest state of a site; None before its first."""
+        version = self.current(site)
+        if version is None:
+            return None
+        if (site, version) in self._memory:
+            return self._memory[site, version]
+        return read_state(self.path(site, version))
+
+    def put(self, site: str, version: str, state: Tensors) -> None:
+        """A site's next state, pending until the round is committed."""
+        size = sum(t.numel() * t.element_size() for t in state.values())
+        if self._bytes + size <= self.budget:
+            self._memory[site, version] = state
+            self._bytes += size
+        else:
+            write_state(self.path(site, version), state)
+        self.note(site, version)
+
+    def note(self, site: str, version: str) -> None:
+        """A pending version that a worker process has already written to disk."""
+        if site in self.pending:
+            self._drop(site, self.pending[site])
+        self.pending[site] = version
+
+    def commit(self) -> None:
+        """The round is complete: pending versions become the committed ones."""
+        self.committed |= self.pending
+        self.pending = {}
+
+    def rollback(self, sites: Iterable[str] | None = None) -> None:
+        """Forget the pending versions of some sites, or of all."""
+        for site in list(self.pending if sites is None else sites):
+            if site in self.pending:
+                self._drop(site, self.pending.pop(site))
+
+    def flush(self) -> dict[str, str]:
+        """Put every committed version on disk; gives {site: version} for the manifest."""
+        for site, version in self.committed.items():
+            state = self._memory.get((site, version))
+            if state is not None and not self.path(site, version).exists():
+                write_state(self.path(site, version), state)
+        return dict(self.committed)
+
+    def restore(self, manifest: Mapping[str, str]) -> None:
+        """Go back to the versions of a manifest."""
+        self.committed, self.pending, self._memory, self._bytes = dict(manifest), {}, {}, 0
+
+    def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
+        """Delete versions that neither a retained checkpoint nor the present state refers to."""
+        wanted = {(site, version) for manifest in manifests for site, version in manifest.items()}
+        wanted |= set(self.committed.items()) | set(self.pending.items())
+        for key in [key for key in self._memory if key not in wanted or key not in self.committed.items()]:
+            self._forget(key)
+        paths = {self.path(site, version) for site, version in wanted}
+        for path in self.folder.glob("*/*.safetensors"):
+            if path not in paths:
+                path.unlink()
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        state = self._memory.pop(key, None)
+        if state is not None:
+            self._bytes -= sum(t.numel() * t.element_size() for t in state.values())
+
+    def _drop(self, site: str, version: str) -> None:
+        self._forget((site, version))
+        if self.committed.get(site) != version:
+            self.path(site, version).unlink(missing_ok=True)
+
+
+def write_state(path: Path, state: Tensors) -> None:
+    """A site's kept tensors as one file."""
+    write_payload(path, {"kept": state})
+
+
+def read_state(path: Path) -> Tensors:
+    """The inverse of `write_state`."""
+    state = read_payload(path)["kept"]
+    assert isinstance(state, dict)
+    return state

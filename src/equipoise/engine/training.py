@@ -1,0 +1,209 @@
+"""The one local training loop: epochs, batches, augmentation, steps. Methods supply hooks, engines the step's runner.
+
+Everything here is a generator that yields after each step it has issued, so that an engine can let several sites
+take turns; a plain engine just exhausts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.data.augment import Augmentation
+from equipoise.data.federation import Site, Split
+from equipoise.engine.contract import Batch, Client, PerBatch
+from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
+from equipoise.streams import stream
+
+#: float32 bytes of augmented images that are made at a time, by device type
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+
+
+class Part:
+    """One part of a site's images as the loop reads them: uint8 batches and labels on the device."""
+
+    def __init__(self, split: Split, device: torch.device):
+        self.split = split
+        self.device = device
+        self.labels = torch.from_numpy(split.labels).to(device)
+        # A GPU holds the part; a CPU reads the memory map.
+        self._resident = split.images(torch.arange(len(split))).to(device) if device.type == "cuda" else None
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def images(self, positions: Tensor) -> Tensor:
+        """uint8 (b, C, H, W) at `positions` (on the device)."""
+        if self._resident is not None:
+            return self._resident[positions]
+        return self.split.images(positions)
+
+
+class SiteData:
+    """A site's parts, opened when first used."""
+
+    def __init__(self, site: Site, num_classes: int, device: torch.device):
+        self.site = site
+        self.device = device
+        self.class_counts = torch.from_numpy(site.class_counts(num_classes)).float()
+        self._parts: dict[str, Part] = {}
+
+    def has(self, part: str) -> bool:
+        """Whether the site has images in this part."""
+        return part in self.site.splits and len(self.site.splits[part]) > 0
+
+    def __getitem__(self, part: str) -> Part:
+        if part not in self._parts:
+            self._parts[part] = Part(self.site.splits[part], self.device)
+        return self._parts[part]
+
+
+class Steps(Protocol):
+    """How a step is run: eagerly, or as a captured graph."""
+
+    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None: ...
+
+
+def eager_step(client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
+    """Run the client's step now, and add its loss times its number of samples to `loss_sum`."""
+    loss = client.step(batches, client.phases[phase])
+    loss_sum.add_(loss, alpha=sum(len(batch.label) for batch in batches))
+
+
+@dataclass
+class Progress:
+    """What has been trained in one ask; epochs count on over several `Train`s."""
+
+    loss_sum: Tensor
+    epochs: int = 0
+    steps: int = 0
+    samples: int = 0
+
+
+def cut(order: Tensor, size: int) -> list[Tensor]:
+    """Batches of `size`; the short last one trains too, and a last one of one joins the batch before it."""
+    batches = list(order.split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def train(
+    client: Client, part: Part, augmentation: Augmentation, work: Train, progress: Progress, run_step: Steps
+) -> Iterator[None]:
+    """Issue the steps of one `Train`."""
+    config = client.config.train
+    steps = work.steps or (config.steps if work.epochs is None else None)
+    epochs = work.epochs or config.epochs
+    last_step = progress.steps + steps if steps else None
+    last_epoch = None if steps else progress.epochs + epochs
+    phase = client.phases[work.phase]
+    client.set_mode(True, "eval" if len(part) == 1 else phase.norm)
+    while progress.epochs != last_epoch and progress.steps != last_step:
+        for group in _epoch(client, part, augmentation, progress.epochs):
+            run_step(client, work.phase, group, progress.loss_sum)
+            progress.steps += 1
+            progress.samples += sum(len(batch.label) for batch in group)
+            yield
+            if progress.steps == last_step:
+                break
+        progress.epochs += 1
+
+
+def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
+    """The groups of batches of one epoch, one group per step."""
+    seed = stream(client.config.seed, "order", client.round, client.site, epoch)
+    order = client.order(part.labels, torch.Generator().manual_seed(seed)).to(part.device)
+    batches = cut(order, client.config.train.batch_size)
+    randomness = client.random("augment", epoch)
+    together = client.batches_per_step
+    for chunk in _chunks(batches, augmentation, together):
+        made = list(_make_chunk(client, part, augmentation, chunk, randomness))
+        for start in range(0, len(made), together):
+            group = made[start : start + together]
+            yield group + group[-1:] * (together - len(group))
+
+
+def _chunks(batches: list[Tensor], augmentation: Augmentation, multiple: int) -> Iterator[list[Tensor]]:
+    """Runs of batches that are augmented together; a whole number of steps each."""
+    sample = 3 * 4 * augmentation.size**2
+    batch = max(len(batches[0]), 1)
+    count = max(CHUNK_BYTES[batches[0].device.type] // (sample * batch) // multiple, 1) * multiple
+    for start in range(0, len(batches), count):
+        yield batches[start : start + count]
+
+
+def _make_chunk(
+    client: Client, part: Part, augmentation: Augmentation, batches: Sequence[Tensor], randomness: torch.Generator
+) -> Iterator[Batch]:
+    """Read, augment and prepare a run of batches at once, then cut it up."""
+    positions = torch.cat(list(batches))
+    pixels = part.images(positions)
+    fields: dict[str, Tensor | PerBatch] = {"label": part.labels[positions]}
+    for index, name in enumerate(("image", "second")[: client.image_views]):
+        fields[name] = _layout(client, augmentation.view(index)(pixels, randomness))
+    chunk = Batch(**fields, batches=len(batches))
+    with torch.no_grad():
+        fields.update(client.prepare(chunk))
+    sizes = [len(batch) for batch in batches]
+    pieces = {
+        name: value.rows.unbind(0) if isinstance(value, PerBatch) else value.split(sizes)
+        for name, value in fields.items()
+    }
+    for index in range(len(batches)):
+        yield Batch(**{name: rows[index] for name, rows in pieces.items()})
+
+
+def _layout(client: Client, images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if client.config.compute.channels_last else images
+
+
+@torch.no_grad()
+def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan) -> Tensors:
+    """Run `work.function` over the part in eval mode and reduce what it gives."""
+    client.set_mode(False)
+    results: dict[str, list[Tensor]] = {}
+    transform = augmentation.plain if work.view == "plain" else augmentation.view(0)
+    randomness = client.random("scan")
+    positions = torch.arange(len(part), device=part.device)
+    for rows in positions.split(client.config.evaluation.batch_size):
+        images = _layout(client, transform(part.images(rows), randomness))
+        for name, value in work.function(Batch(image=images, label=part.labels[rows])).items():
+            kept = results.setdefault(name, [])
+            if work.reduce == "sum" and kept:
+                kept[0] = kept[0] + value
+            else:
+                kept.append(value)
+    return {name: torch.cat(values) if work.reduce == "concatenate" else values[0] for name, values in results.items()}
+
+
+def evaluate(client: Client, data: SiteData, augmentation: Augmentation, work: Evaluate) -> dict[str, Tensors]:
+    """Confusion matrices of several predictors on one pass over the images."""
+    task = client.setting.task
+    part = data[work.part if data.has(work.part) else "train"]
+
+    def count(batch: Batch) -> Tensors:
+        return {name: task.confusion(predict(batch), batch.label) for name, predict in work.predictors.items()}
+
+    sums = scan(client, part, augmentation, Scan(work.part, count))
+    return {name: {"confusion": value} for name, value in sums.items()}
+
+
+def logits_of(client: Client, part: Part, augmentation: Augmentation, view: str) -> Tensor:
+    """(n, C) logits of one of the client's models on a part, in the order of the data."""
+
+    def predict(batch: Batch) -> Tensors:
+        return {"logits": client.predict(view, batch)}
+
+    logits = scan(client, part, augmentation, Scan("", predict, reduce="concatenate"))["logits"].float()
+    return torch.nan_to_num(logits)  # a model that diverged is measured like any other
+
+
+def seed_dropout(client: Client, index: int) -> None:
+    """Start the stream that dropout and drop-connect draw from, for one piece of work of one ask."""
+    torch.manual_seed(stream(client.config.seed, "dropout", client.round, client.site, index))
+

@@ -1,0 +1,63 @@
+"""The losses, one family per file: pure functions of tensors that also run inside a captured CUDA graph."""
+
+from equipoise.losses.concept import concept_alignment, concept_logits, diversity
+from equipoise.losses.contrastive import (
+    inter_client_contrastive,
+    intra_client_contrastive,
+    model_contrastive,
+    prototype_contrastive,
+)
+from equipoise.losses.distillation import mutual_kl
+from equipoise.losses.prototype import (
+    alignment_weights,
+    conjoint_prototype_aligned,
+    imbalance_ratios,
+    prototype_distance,
+    subcluster_regularisation,
+)
+from equipoise.losses.statistics import norm_statistics_gap
+from equipoise.losses.supervised import (
+    SUPERVISED,
+    SupervisedLoss,
+    balanced_softmax,
+    calibrated_margins,
+    class_balanced,
+    class_loss_sums,
+    cross_entropy,
+    difficulty_margins,
+    fedlc,
+    focal,
+    logit_adjusted,
+    restricted_softmax,
+    supervised_loss,
+)
+
+__all__ = [
+    "SUPERVISED",
+    "SupervisedLoss",
+    "alignment_weights",
+    "balanced_softmax",
+    "calibrated_margins",
+    "class_balanced",
+    "class_loss_sums",
+    "concept_alignment",
+    "concept_logits",
+    "conjoint_prototype_aligned",
+    "cross_entropy",
+    "difficulty_margins",
+    "diversity",
+    "fedlc",
+    "focal",
+    "imbalance_ratios",
+    "inter_client_contrastive",
+    "intra_client_contrastive",
+    "logit_adjusted",
+    "model_contrastive",
+    "mutual_kl",
+    "norm_statistics_gap",
+    "prototype_contrastive",
+    "prototype_distance",
+    "restricted_softmax",
+    "subcluster_regularisation",
+    "supervised_loss",
+]

@@ -1,0 +1,44 @@
+"""How losses line up class axes, data types and class counts, so that each formula stays on one line."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """The type a loss is computed in: float32 at least, for half precision is too coarse."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def per_class(values: Tensor, logits: Tensor) -> Tensor:
+    """Values (C,) shaped to broadcast over logits (B, C, ...)."""
+    return values.reshape(-1, *[1] * (logits.dim() - 2))
+
+
+def rows(logits: Tensor) -> Tensor:
+    """Logits (B, C, ...) as one row of C per sample, or per pixel."""
+    return logits.movedim(1, -1).flatten(0, -2)
+
+
+def frequencies(class_counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Class counts (C,) as shares of their sum; all zero where there is no sample at all."""
+    counts = class_counts.to(dtype)
+    return counts / counts.sum().clamp(min=torch.finfo(dtype).tiny)
+
+
+def membership(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """One-hot labels (B,) -> (B, C), by comparison: `one_hot` would look at the values on the host."""
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
+
+
+def cross_entropy_over(scores: Tensor, labels: Tensor, present: Tensor | None) -> Tensor:
+    """Mean cross entropy of scores (B, C) over the classes of the mask `present` (C,); None is all of them.
+
+    A sample whose own class is left out contributes 0.
+    """
+    if present is None:
+        return F.cross_entropy(scores, labels)
+    # The lowest finite number, not -inf: a site with no class present must not meet inf - inf.
+    visible = scores.masked_fill(~present, torch.finfo(scores.dtype).min)
+    losses = F.cross_entropy(visible, labels, reduction="none")
+    return losses.masked_fill(~present[labels], 0.0).mean()

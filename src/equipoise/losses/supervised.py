@@ -1,0 +1,113 @@
+"""Supervised losses for imbalanced classes, of logits (B, C) or (B, C, ...), labels and class counts (C,).
+
+`supervised_loss(name)` finds one by name, so that any method can be run with any of them.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise._checks import check_choice
+from equipoise.losses._shapes import frequencies, membership, per_class, working_dtype
+
+SupervisedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[label]."""
+    return F.cross_entropy(logits, labels)
+
+
+def logit_adjusted(logits: Tensor, labels: Tensor, margins: Tensor) -> Tensor:
+    """Cross entropy of logits + margins (C,) (Menon et al., 2021); equal margins change nothing.
+
+    A margin of -inf takes its class out of the softmax.
+    """
+    return F.cross_entropy(logits + per_class(margins.to(working_dtype(logits)), logits), labels)
+
+
+def balanced_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """Cross entropy of logits + log(p + 1e-9), p the class frequencies (Ren et al., 2020).
+
+    With equal counts it is plain cross entropy.
+    """
+    return logit_adjusted(logits, labels, (frequencies(class_counts, working_dtype(logits)) + 1e-9).log())
+
+
+def difficulty_margins(class_counts: Tensor, class_losses: Tensor, exponent: float = 0.25) -> Tensor:
+    """FedIIC's margins (C,), log(p / (l^exponent + 1e-5)), to be added to logits (Wu et al., 2023, Eq. 6).
+
+    `class_counts` are the site's own, `class_losses` (C,) the federation's mean loss per class. A class
+    that is absent at the site gets -inf; equal counts and losses give equal margins, which change nothing.
+    """
+    losses = class_losses.to(working_dtype(class_losses))
+    return (frequencies(class_counts, losses.dtype) / (losses.pow(exponent) + 1e-5)).log()
+
+
+def class_loss_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What a site tells of its classes' difficulty: summed cross entropy and number of samples, (C,) each."""
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    members = membership(labels, logits.shape[1], losses.dtype)
+    return losses @ members, members.sum(0)
+
+
+def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0, alpha: Tensor | None = None) -> Tensor:
+    """Mean of alpha_y (1 - p_y)^gamma * cross entropy (Lin et al., 2017); gamma 0 is cross entropy.
+
+    `alpha` (C,) weighs the classes; None weighs them all by 1.
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = (-torch.expm1(-losses)).pow(gamma) * losses
+    return (losses if alpha is None else alpha.to(losses.dtype)[labels] * losses).mean()
+
+
+def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """FedeAMC: cross entropy, a sample weighed by N / (P n_y) for P classes present (Wang et al., 2021).
+
+    The weights average 1 over the site's data, so learning rates keep their meaning; equal counts give plain
+    cross entropy.
+    """
+    counts = class_counts.to(working_dtype(logits))
+    present = counts > 0
+    weights = (counts.sum() / (present.sum() * counts)).masked_fill(~present, 0.0)
+    return (weights[labels] * F.cross_entropy(logits, labels, reduction="none")).mean()
+
+
+def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
+    """Cross entropy with the logits of locally missing classes scaled by alpha (FedRS, Li & Zhan, 2021).
+
+    `present` (C,) marks the classes the site has; alpha 1 is cross entropy, alpha 0 gives the others a logit
+    of 0.
+    """
+    return F.cross_entropy(torch.where(per_class(present, logits), logits, alpha * logits), labels)
+
+
+def calibrated_margins(class_counts: Tensor, tau: float = 1.0) -> Tensor:
+    """FedLC's margins (C,), -tau n_c^(-1/4), to be added to logits; -inf for absent classes."""
+    counts = class_counts.to(working_dtype(class_counts))
+    return (-tau * counts.pow(-0.25)).masked_fill(counts == 0, -torch.inf)
+
+
+def fedlc(logits: Tensor, labels: Tensor, class_counts: Tensor, tau: float = 1.0) -> Tensor:
+    """Cross entropy of logits - tau n_c^(-1/4), absent classes left out (FedLC, Zhang et al., 2022).
+
+    With equal counts, or tau 0, it is cross entropy over the classes present.
+    """
+    return logit_adjusted(logits, labels, calibrated_margins(class_counts.to(working_dtype(logits)), tau))
+
+
+SUPERVISED: dict[str, SupervisedLoss] = {
+    "ce": lambda logits, labels, class_counts: cross_entropy(logits, labels),
+    "balanced_softmax": balanced_softmax,
+    "focal": lambda logits, labels, class_counts: focal(logits, labels),
+    "fedeamc": class_balanced,
+    "fedlc": fedlc,
+}
+
+
+def supervised_loss(name: str) -> SupervisedLoss:
+    """The loss of this name, as a function of logits, labels and class counts."""
+    check_choice("supervised loss", name, SUPERVISED)
+    return SUPERVISED[name]

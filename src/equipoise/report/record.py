@@ -1,0 +1,291 @@
+"""A run folder as typed values: its `config.toml` and its `events.jsonl`, the truth that reports are made from."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from equipoise.errors import UserError
+
+View = Literal["global", "personal", "trained"]
+Confusion = list[list[float]]
+Metrics = dict[str, float | None]
+
+
+class Event(BaseModel):
+    """One line of `events.jsonl`; fields unknown to this version are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+E = TypeVar("E", bound=Event)
+
+
+class SiteCounts(Event):
+    """How many images of each class a site holds, per part."""
+
+    name: str
+    train: list[int]
+    valid: list[int] = Field(default_factory=list)
+    test: list[int] = Field(default_factory=list)
+
+
+class Start(Event):
+    """What is known before the first round."""
+
+    run: str
+    method: str
+    classes: list[str]
+    sites: list[SiteCounts]
+    time: str = ""
+    version: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+    disclosure: dict[str, dict[str, str]] = Field(default_factory=dict)
+    paper: str = ""
+    parameters: int | None = None
+    model_bytes: int | None = None
+
+
+class SiteRound(Event):
+    """What one site did in one round; `sent` and `received` are bytes, seen from the site."""
+
+    loss: float | None = None
+    seconds: float = 0.0
+    examples: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Round(Event):
+    """One completed round; `missing` says why a site was left out of it."""
+
+    round: int
+    seconds: float
+    lr: float | None = None
+    sites: dict[str, SiteRound] = Field(default_factory=dict)
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+class Evaluation(Event):
+    """One model scored on one part of one site; `trained` is the site's model before communication."""
+
+    round: int
+    part: str
+    view: View
+    site: str
+    n: int = 0
+    metrics: Metrics
+    recall: list[float | None] = Field(default_factory=list)
+    confusion: Confusion | None = None
+
+
+class Selection(Event):
+    """Which round was chosen, on validation data alone."""
+
+    rule: str
+    metric: str
+    view: str
+    round: int
+    value: float | None = None
+
+
+class Result(Event):
+    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort."""
+
+    part: str
+    rule: str
+    round: int
+    view: View
+    scope: Literal["site", "mean", "pooled", "cohort"]
+    site: str | None = None
+    metrics: Metrics
+    recall: list[float | None] = Field(default_factory=list)
+    confusion: Confusion | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a report needs to know about one run."""
+
+    folder: Path
+    config_text: str
+    start: Start
+    rounds: Sequence[Round]
+    evaluations: Sequence[Evaluation]
+    selections: Sequence[Selection]
+    finals: Sequence[Result]
+    warnings: Sequence[str]
+    resumed: Sequence[int]
+    seconds: float | None
+
+    @property
+    def finished(self) -> bool:
+        """True when the run came to its end and wrote its test results."""
+        return self.seconds is not None
+
+    @property
+    def last_round(self) -> int:
+        """The last completed round, 0 before the first."""
+        return self.rounds[-1].round if self.rounds else 0
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """The rounds asked for in the config, where it says so."""
+        rounds = setting(self.start.config, "train", "rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    @property
+    def status(self) -> str:
+        """Whether the run is finished, where it stands if not, and where it was resumed."""
+        if self.finished:
+            text = f"finished after {self.last_round} round{'' if self.last_round == 1 else 's'}"
+        else:
+            planned = f" of {self.planned_rounds}" if self.planned_rounds else ""
+            text = f"not finished: stopped, or still running, after round {self.last_round}{planned}"
+        if self.resumed:
+            text += "; resumed at round " + ", ".join(str(number) for number in self.resumed)
+        return text
+
+    @property
+    def training_sites(self) -> list[SiteCounts]:
+        """The sites that train, in the order of the run."""
+        return [site for site in self.start.sites if sum(site.train)]
+
+    @property
+    def evaluators(self) -> list[str]:
+        """The places where models are only measured."""
+        return [site.name for site in self.start.sites if not sum(site.train)]
+
+    @property
+    def end_view(self) -> View:
+        """The view a site is left with when a round ends: personal where the method has it, else global."""
+        personal = any(e.view == "personal" for e in self.evaluations)
+        return "personal" if personal or any(e.view == "personal" for e in self.finals) else "global"
+
+    @cached_property
+    def results(self) -> Sequence[Result]:
+        """The test results, or, while there are none, the latest validation scores, marked `part="valid"`."""
+        return self.finals or list(_provisional(self))
+
+
+def setting(config: dict[str, Any], *path: str) -> Any:
+    """The value under a path of keys, None when absent."""
+    value: Any = config
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the values that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _provisional(run: RunRecord) -> Iterator[Result]:
+    """The latest validation scores per view in the shape of results: by site, then the mean over sites."""
+    for view in ("global", "personal"):
+        scored = [e for e in run.evaluations if e.part == "valid" and e.view == view]
+        latest = max((e.round for e in scored), default=0)
+        scored = [e for e in scored if e.round == latest]
+        common = {"part": "valid", "rule": "latest", "round": latest, "view": view}
+        for e in scored:
+            measured = {"metrics": e.metrics, "recall": e.recall, "confusion": e.confusion}
+            yield Result.model_validate({**common, "scope": "site", "site": e.site, **measured})
+        if scored:
+            metrics = {name: mean([e.metrics.get(name) for e in scored]) for name in scored[0].metrics}
+            yield Result.model_validate({**common, "scope": "mean", "metrics": metrics})
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder; a run that is not finished, or was cut off in a line, is read as far as it goes."""
+    path = Path(path)
+    source = path / "events.jsonl"
+    if not source.is_file():
+        raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
+    events, notes = _read_lines(source)
+    by_kind: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for number, event in events:
+        by_kind.setdefault(str(event.get("event")), []).append((number, event))
+
+    def parsed(kind: str, model: type[E]) -> list[E]:
+        return [_parse(source, number, kind, model, event) for number, event in by_kind.get(kind, [])]
+
+    starts = parsed("start", Start)
+    if not starts:
+        raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
+    config_file = path / "config.toml"
+    config_text = config_file.read_text(encoding="utf-8") if config_file.is_file() else ""
+    start = starts[0]
+    if not start.config and config_text:
+        start = start.model_copy(update={"config": _parse_toml(config_file, config_text)})
+    # A resumed run writes again what it had written after its last checkpoint: the later line counts.
+    rounds = {e.round: e for e in parsed("round", Round)}
+    evaluations = {(e.round, e.part, e.view, e.site): e for e in parsed("evaluation", Evaluation)}
+    finals = {(e.part, e.rule, e.view, e.scope, e.site): e for e in parsed("final", Result)}
+    selections = {(e.view, e.metric): e for e in parsed("selection", Selection)}
+    warnings = [str(event.get("text", "")) for _, event in by_kind.get("warning", [])]
+    resumed = by_kind.get("resumed", [])
+    restarted = resumed[-1][0] if resumed else 0
+    ends = [event for number, event in by_kind.get("end", []) if number > restarted]
+    return RunRecord(
+        folder=path,
+        config_text=config_text,
+        start=start,
+        rounds=[rounds[number] for number in sorted(rounds)],
+        evaluations=sorted(evaluations.values(), key=lambda e: e.round),
+        selections=list(selections.values()),
+        finals=list(finals.values()),
+        warnings=list(dict.fromkeys([*start.warnings, *warnings, *notes])),
+        resumed=[int(event["round"]) for _, event in resumed if "round" in event],
+        seconds=float(ends[-1].get("seconds", 0.0)) if ends else None,
+    )
+
+
+def _read_lines(source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
+    """The events with their line numbers, and a note per line that an interruption cut off.
+
+    Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged.
+    """
+    events: list[tuple[int, dict[str, Any]]] = []
+    notes: list[str] = []
+    broken = 0
+    for number, line in enumerate(source.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if broken and not (isinstance(event, dict) and event.get("event") == "resumed"):
+            raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
+        broken = 0
+        if isinstance(event, dict):
+            events.append((number, event))
+        else:
+            broken = number
+            notes.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
+    return events, notes
+
+
+def _parse(source: Path, number: int, kind: str, model: type[E], event: dict[str, Any]) -> E:
+    try:
+        return model.model_validate(event)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{source}, line {number}: {kind} event, field '{where}': {first['msg']}.") from error
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}. Restore the file that the run wrote.") from error

@@ -1,0 +1,208 @@
+"""The numbers of a report: headline rows from the results of runs, and the same rows as CSV and LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.report.record import Metrics, Result, RunRecord, Selection
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measured column: where its value is found, how it is headed, and which end of it is good."""
+
+    key: str
+    title: str
+    higher_is_better: bool = True
+
+
+COLUMNS = (
+    Column("balanced_accuracy", "Balanced accuracy"),
+    Column("macro_f1", "Macro F1"),
+    Column("accuracy", "Accuracy"),
+    Column("balanced_auc", "Balanced AUC"),
+    Column("worst_class_recall", "Worst class recall"),
+    Column("worst_site", "Worst site"),
+    Column("spread", "Spread over sites", higher_is_better=False),
+    Column("ece", "ECE", higher_is_better=False),
+)
+SITE_COLUMNS = tuple(column for column in COLUMNS if column.key not in ("worst_site", "spread"))
+METRIC_TITLES = {column.key: column.title for column in COLUMNS} | {"loss": "Loss"}
+SCOPE_TITLES = {"mean": "mean over sites", "pooled": "pooled", "cohort": "cohort", "site": "site"}
+
+
+RivalKey = tuple[str, str, str | None]
+"""Part, scope and site: rows with the same key measure the same thing and may be compared."""
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One line of a results table; `values` holds fractions by column key, None where not measured.
+
+    `site` is the site or cohort that was scored; in a mean, the one site that it is the mean of, if only one was.
+    """
+
+    run: str
+    method: str
+    part: str
+    rule: str
+    round: int
+    view: str
+    scope: str
+    site: str | None
+    values: Metrics
+    worst_site_name: str | None = None
+
+    @property
+    def scope_title(self) -> str:
+        """The scope in words, with the site or cohort it is about."""
+        if self.scope == "mean" and self.site:
+            return self.site
+        return f"{SCOPE_TITLES[self.scope]} {self.site or ''}".rstrip()
+
+    @property
+    def rival_key(self) -> RivalKey:
+        """What the row measures."""
+        return (self.part, self.scope, None if self.scope == "mean" else self.site)
+
+
+def headline(runs: Sequence[RunRecord]) -> list[HeadlineRow]:
+    """Per run, view and scope (mean over sites, pooled, cohorts) one row; a lone site has no pooled row."""
+    rows = []
+    for run in runs:
+        for result in sorted(run.results, key=lambda result: result.view):
+            redundant = result.scope == "pooled" and len(_site_results(run, result.view)) == 1
+            if result.scope != "site" and not redundant:
+                rows.append(_row(run, result))
+    return rows
+
+
+def site_rows(run: RunRecord) -> list[HeadlineRow]:
+    """One row per view and site or cohort."""
+    results = sorted(run.results, key=lambda result: result.view)
+    return [_row(run, result) for result in results if result.site is not None]
+
+
+def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float]:
+    """The best test value per column among rows that measure the same thing, where there are several."""
+    best = {}
+    for column in COLUMNS:
+        rivals: dict[RivalKey, list[float]] = {}
+        for row in rows:
+            value = row.values.get(column.key)
+            if row.part == "test" and value is not None:
+                rivals.setdefault(row.rival_key, []).append(value)
+        choose = max if column.higher_is_better else min
+        best.update({(key, column.key): choose(values) for key, values in rivals.items() if len(values) > 1})
+    return best
+
+
+def _row(run: RunRecord, result: Result) -> HeadlineRow:
+    values = {column.key: result.metrics.get(column.key) for column in SITE_COLUMNS}
+    site, worst = result.site, None
+    scored = _site_results(run, result.view)
+    if result.scope == "mean" and len(scored) == 1:
+        site = scored[0].site
+    elif result.scope == "mean":
+        worst, values["worst_site"] = _worst_site(scored)
+        values["spread"] = result.extra.get("spread")
+    return HeadlineRow(
+        run=run.start.run,
+        method=run.start.method,
+        part=result.part,
+        rule=result.rule,
+        round=result.round,
+        view=result.view,
+        scope=result.scope,
+        site=site,
+        values=values,
+        worst_site_name=worst,
+    )
+
+
+def _site_results(run: RunRecord, view: str) -> list[Result]:
+    return [result for result in run.results if result.scope == "site" and result.view == view]
+
+
+def _worst_site(results: Sequence[Result]) -> tuple[str | None, float | None]:
+    """The site with the lowest balanced accuracy, and that value."""
+    scores = {result.site: result.metrics.get("balanced_accuracy") for result in results}
+    known = {site: score for site, score in scores.items() if score is not None}
+    worst = min(known, key=lambda site: known[site], default=None)
+    return worst, known.get(worst)
+
+
+def selection_note(run: RunRecord) -> str:
+    """How the reported round was chosen, in a sentence to print under a table."""
+    if not run.finals:
+        latest = max((result.round for result in run.results), default=0)
+        return f"No test results yet: these are the validation scores of round {latest}."
+    rules = {final.rule for final in run.finals}
+    chosen = [_selection_sentence(selection) for selection in run.selections if selection.rule in rules]
+    if not chosen:
+        chosen = [f"Rule {final.rule}, round {final.round}" for final in run.finals[:1]]
+    return f"{'. '.join(chosen)}. Test data took no part in the choice."
+
+
+def _selection_sentence(selection: Selection) -> str:
+    score = f"{METRIC_TITLES.get(selection.metric, selection.metric).lower()} ({selection.view} view)"
+    value = "" if selection.value is None else f", {percent(selection.value)} %"
+    match selection.rule:
+        case "best":
+            return f"Selected round {selection.round}, the best by validation {score}{value}"
+        case "last":
+            return f"The last round, {selection.round}; its validation {score}{value}"
+        case "mean_last":
+            return f"Mean over the last rounds up to {selection.round}; validation {score}{value}"
+    return f"Rule {selection.rule}: round {selection.round}, validation {score}{value}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction in per cent with two decimals, a dash when unknown."""
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def to_csv(rows: Sequence[HeadlineRow]) -> str:
+    """The rows as CSV, fractions in full precision, empty where not measured."""
+    labels = ("run", "method", "part", "rule", "round", "view", "scope", "site")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*labels, *(column.key for column in COLUMNS)])
+    for row in rows:
+        values = [row.values.get(column.key) for column in COLUMNS]
+        writer.writerow([*(getattr(row, label) for label in labels), *values])
+    return out.getvalue()
+
+
+def to_latex(rows: Sequence[HeadlineRow]) -> str:
+    r"""The rows as a `tabular` for `\usepackage{booktabs}`, in per cent, the best of rivals in bold."""
+    best = best_values(rows)
+    several_runs = len({row.run for row in rows}) > 1
+    lines = [
+        r"\begin{tabular}{lll" + "r" * len(COLUMNS) + "}",
+        r"\toprule",
+        " & ".join(["Method", "View", "Scope", *(column.title for column in COLUMNS)]) + r" \\",
+        r"\midrule",
+    ]
+    for row in rows:
+        method = f"{row.method} ({row.run})" if several_runs else row.method
+        scope = row.scope_title if row.part == "test" else f"{row.scope_title}, validation"
+        cells = [_latex(text) for text in (method, row.view, scope)]
+        for column in COLUMNS:
+            value = row.values.get(column.key)
+            number = "--" if value is None else percent(value)
+            winner = value is not None and best.get((row.rival_key, column.key)) == value
+            cells.append(rf"\textbf{{{number}}}" if winner else number)
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+_LATEX_ESCAPES = str.maketrans(
+    {character: "\\" + character for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX_ESCAPES)

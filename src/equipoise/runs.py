@@ -1,0 +1,53 @@
+"""From a config to a finished run folder: what the command line, studies and tests call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.config import Config, override, parse_config, read_raw
+from equipoise.data import load_federation
+from equipoise.engine.loop import Observer, Run
+from equipoise.errors import UserError
+from equipoise.methods import get_method, option_tables
+
+
+def make_config(source: str | None = None, settings: Sequence[str] = (), **top: Any) -> Config:
+    """A config from a preset or file, with top-level values and `key=value` settings over it."""
+    raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
+    method = get_method(str(raw.get("method", Config.model_fields["method"].default)))
+    return parse_config(_merged(method.defaults, raw), option_tables(), source or "config")
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """New values over old ones, table by table."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return dict(old) | {key: _merged(old.get(key), value) for key, value in new.items()}
+    return new
+
+
+def choose_device(config: Config) -> str:
+    """The device that a config names; "auto" is the GPU where there is one."""
+    wanted = config.compute.device
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UserError(f"compute.device = {wanted!r} is no device; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("compute.device = 'cuda', but this machine has no usable GPU; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"compute.device = {wanted!r}: only cpu and cuda are supported")
+    return wanted
+
+
+def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:
+    """Run a config in a folder to the end; gives the folder."""
+    device = choose_device(config)
+    federation = load_federation(config.data, config.seed)
+    Run(config, get_method(config.method), federation, folder, observers, device).execute(resume)
+    return folder

@@ -1,0 +1,99 @@
+"""A task decides what targets are, how predictions are counted, and which numbers come of the counts.
+
+Counts are tensors that add up over sites, so that a site sends no scores of single patients. Segmentation takes
+the same seat: targets (B, H, W), counts per class of intersections and unions, Dice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise import metrics
+from equipoise.engine.protocol import Tensors
+
+CALIBRATION_BINS = 15
+
+
+class Task:
+    """What the engine needs to know of a task."""
+
+    classes: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(C, C) counts, rows true, columns predicted; stays on the device."""
+        raise NotImplementedError
+
+    def measure(self, logits: Tensor, targets: Tensor) -> Tensors:
+        """Everything that `summary` needs, as tensors on the host."""
+        raise NotImplementedError
+
+    def merge(self, counts: Sequence[Tensors]) -> Tensors:
+        """The counts of several sites taken together."""
+        raise NotImplementedError
+
+    def summary(self, counts: Tensors) -> dict[str, Any]:
+        """Metrics of counts: fractions, and None where one is undefined."""
+        raise NotImplementedError
+
+
+class Classification(Task):
+    """One label per image."""
+
+    def __init__(self, classes: Sequence[str]):
+        self.classes = tuple(classes)
+
+    def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
+        size = self.num_classes
+        return torch.bincount(targets * size + logits.argmax(1), minlength=size * size).reshape(size, size)
+
+    def measure(self, logits: Tensor, targets: Tensor) -> Tensors:
+        """Confusion, calibration bins, loss, and the AUC of each class at this site (-1: undefined)."""
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        probabilities = logits.softmax(1).cpu().double().numpy()
+        labels = targets.cpu().numpy()
+        bins = metrics.calibration_bins(labels, probabilities, CALIBRATION_BINS)
+        return {
+            "confusion": self.confusion(logits, targets).cpu(),
+            "calibration": torch.from_numpy(np.stack([np.asarray(b, dtype=np.float64) for b in bins])),
+            "auc": torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0)),
+            "loss": loss.double().cpu().reshape(1),
+        }
+
+    def merge(self, counts: Sequence[Tensors]) -> Tensors:
+        """Sums; AUC does not add up, so a pool has one only if raw scores are there (`with_scores`)."""
+        return {
+            key: torch.stack([c[key] for c in counts]).sum(0) for key in ("confusion", "calibration", "loss")
+        } | {"auc": torch.full((self.num_classes,), -1.0, dtype=torch.float64)}
+
+    def summary(self, counts: Tensors) -> dict[str, Any]:
+        confusion = counts["confusion"].numpy()
+        total = max(int(confusion.sum()), 1)
+        auc = counts["auc"].numpy()
+        numbers: Mapping[str, Any] = metrics.from_confusion(confusion)
+        recall = numbers["recall"]
+        return {
+            "metrics": {
+                **{name: _number(value) for name, value in numbers.items() if name != "recall"},
+                "balanced_auc": float(auc[auc >= 0].mean()) if (auc >= 0).any() else None,
+                "ece": float(metrics.ece_from_bins(*counts["calibration"].numpy())),
+                "loss": float(counts["loss"].sum() / total),
+            },
+            "recall": [_number(value) for value in recall],
+            "confusion": confusion.tolist(),
+            "n": int(confusion.sum()),
+        }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or not np.isfinite(value) else float(value)

@@ -1,0 +1,93 @@
+"""Tiny runs for tests: a phantom federation of a few images, any method, and what a run left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.config import Config
+from equipoise.data import Federation, load_federation
+from equipoise.engine.contract import Method
+from equipoise.engine.files import read_payload
+from equipoise.engine.loop import Run
+from equipoise.engine.protocol import flatten
+from equipoise.methods import get_method
+from equipoise.runs import make_config
+
+TINY = (
+    "train.rounds=2",
+    "train.batch_size=8",
+    "data.phantom.images=160",
+    "data.phantom.sites=3",
+    "data.phantom.classes=4",
+    "data.phantom.size=16",
+    "augment.name='flips'",
+)
+
+
+def tiny_config(method: str = "fedavg", *settings: str) -> Config:
+    """A config that runs in a second: 3 sites, 4 classes (some missing at sites), 16 px, two rounds."""
+    return make_config(None, [*TINY, *settings], method=method)
+
+
+def tiny_federation(config: Config) -> Federation:
+    """The federation of a config."""
+    return load_federation(config.data, config.seed)
+
+
+def run_tiny(
+    folder: Path, method: str | Method = "fedavg", *settings: str, resume: bool = False
+) -> Path:
+    """Run a method on the tiny phantom; gives the run folder."""
+    known = method if isinstance(method, str) else "fedavg"
+    config = tiny_config(known, *settings)
+    chosen = get_method(method) if isinstance(method, str) else method
+    Run(config, chosen, tiny_federation(config), folder).execute(resume)
+    return folder
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The events of a run, all or of one kind."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if kind is None or line["event"] == kind]
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The newest checkpoint's folder."""
+    return sorted((folder / "checkpoints").glob("round-?????"))[-1]
+
+
+def server_state(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the server's state after the last round, by flat name."""
+    return flatten(read_payload(last_checkpoint(folder) / "server.safetensors"))[0]
+
+
+def site_states(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor that sites keep after the last round, by site and flat name."""
+    manifest = json.loads((last_checkpoint(folder) / "manifest.json").read_text())
+    states = {}
+    for site, version in manifest["sites"].items():
+        (path,) = (p for p in (folder / "sites").glob(f"*/{version}.safetensors") if p.parent.name == _quoted(site))
+        states.update({f"{site}/{name}": t for name, t in flatten(read_payload(path))[0].items()})
+    return states
+
+
+def _quoted(site: str) -> str:
+    from equipoise.engine.files import safe_name
+
+    return safe_name(site)
+
+
+def all_state(folder: Path) -> dict[str, torch.Tensor]:
+    """Server and site tensors after the last round."""
+    return {f"server/{k}": v for k, v in server_state(folder).items()} | site_states(folder)
+
+
+def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Two states agree bit for bit."""
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different, f"differ: {different[:5]}"

@@ -1,0 +1,259 @@
+"""The engine keeps the contract: every hook, transactions, resume, workers, replies that must not be merged."""
+
+from __future__ import annotations
+
+import contract_method
+import pytest
+import torch
+from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config, tiny_federation
+
+from equipoise.engine.contract import Client, Method
+from equipoise.engine.loop import Run
+from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
+from equipoise.engine.training import cut
+from equipoise.errors import UserError
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+CONTRACT = contract_method.METHOD
+ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001", "train.optimiser.keep=true")
+
+
+def variant(client: type[Client], server: type = FedAvgServer) -> Method:
+    """FedAvg with another client or server."""
+    return Method(server, client, "test", 2026, "test")
+
+
+def test_contract_method_runs_every_hook_and_keeps_state(tmp_path):
+    folder = run_tiny(tmp_path, CONTRACT)
+    state = site_states(folder)
+    visits = {name: value for name, value in state.items() if "visits" in name}
+    assert len(visits) == 3 and all(value == 2 for value in visits.values())
+    views = {event["view"] for event in events(folder, "evaluation")}
+    assert views == {"global", "personal", "trained"}
+    assert server_state(folder)["counts"].sum() > 0
+
+
+@pytest.mark.parametrize("method", [CONTRACT, "fedavg", "local"], ids=["contract", "fedavg", "local"])
+def test_resume_gives_the_same_bits(tmp_path, method):
+    straight = run_tiny(tmp_path / "straight", method, "train.rounds=3", *ADAM)
+    halted = tmp_path / "halted"
+
+    class Stop(Exception):
+        pass
+
+    class Halt:
+        def event(self, event, **fields):
+            if event == "round" and fields["round"] == 3:
+                raise Stop
+
+    config = tiny_config(method if isinstance(method, str) else "fedavg", "train.rounds=3", *ADAM)
+    from equipoise.methods import get_method
+
+    chosen = get_method(method) if isinstance(method, str) else method
+    with pytest.raises(Stop):
+        Run(config, chosen, tiny_federation(config), halted, [Halt()]).execute()
+    Run(config, chosen, tiny_federation(config), halted).execute(resume=True)
+    assert_same_bits(all_state(straight), all_state(halted))
+    finals = [[{**e, "n": 0} for e in events(folder, "final")] for folder in (straight, halted)]
+    assert finals[0] == finals[1]
+
+
+@pytest.mark.parametrize("method", [CONTRACT, "fedavg"], ids=["contract", "fedavg"])
+def test_number_of_workers_does_not_change_a_bit(tmp_path, method):
+    one = run_tiny(tmp_path / "one", method)
+    two = run_tiny(tmp_path / "two", method, "compute.workers=2")
+    assert_same_bits(all_state(one), all_state(two))
+    assert [e["metrics"] for e in events(one, "final")] == [e["metrics"] for e in events(two, "final")]
+
+
+def test_another_config_is_refused_on_resume(tmp_path):
+    run_tiny(tmp_path)
+    with pytest.raises(UserError, match="another config"):
+        run_tiny(tmp_path, "fedavg", "train.optimiser.lr=0.5", resume=True)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    run_tiny(tmp_path)
+    with pytest.raises(UserError, match="already holds a run"):
+        run_tiny(tmp_path)
+
+
+class BadReply(FedAvgClient):
+    """One site replies what it should not."""
+
+    fault = "nan"
+
+    def update(self) -> Payload:
+        payload = super().update()
+        if self.site == "site 2":
+            model = {name: tensor.clone() for name, tensor in payload["model"].items()}
+            name = next(n for n, t in model.items() if t.is_floating_point())
+            if self.fault == "nan":
+                model[name].view(-1)[0] = float("nan")
+            elif self.fault == "infinity":
+                model[name].view(-1)[0] = float("inf")
+            elif self.fault == "misshapen":
+                model[name] = model[name].reshape(-1)
+            elif self.fault == "missing":
+                del model[name]
+            payload["model"] = model
+        return payload
+
+
+@pytest.mark.parametrize("fault", ["nan", "infinity", "misshapen", "missing"])
+def test_a_bad_reply_is_left_out_and_named(tmp_path, fault):
+    client = type("Faulty", (BadReply,), {"fault": fault})
+    folder = run_tiny(tmp_path, variant(client))
+    assert all(torch.isfinite(t).all() for t in server_state(folder).values())
+    for event in events(folder, "round"):
+        assert list(event["missing"]) == ["site 2"]
+        assert "site 2" not in event["sites"]
+
+
+def test_the_mean_without_a_bad_site_is_the_mean_of_the_others(tmp_path):
+    bad = run_tiny(tmp_path / "bad", variant(BadReply), "train.rounds=1")
+
+    class Fewer(FedAvgServer):
+        def round(self, number, sites):
+            yield from super().round(number, [s for s in sites if s != "site 2"])
+
+    fewer = run_tiny(tmp_path / "fewer", variant(FedAvgClient, Fewer), "train.rounds=1")
+    assert_same_bits(server_state(bad), server_state(fewer))
+
+
+class KeepsAndFails(FedAvgClient):
+    """Counts its visits; one site fails in round 2 after it has changed what it keeps."""
+
+    def build(self) -> None:
+        super().build()
+        self.visits = self.keeps("visits", torch.zeros(()))
+
+    def train(self, message: Payload) -> Action:
+        self.visits += 1
+        yield Train()
+        if self.site == "site 1" and self.round == 2:
+            raise SiteFailure("the power went out")
+        return self.update()
+
+
+def test_a_failed_site_rolls_back_and_takes_part_again(tmp_path):
+    folder = run_tiny(tmp_path, variant(KeepsAndFails), "train.rounds=3")
+    visits = {name.split("/")[0]: int(v) for name, v in site_states(folder).items() if "visits" in name}
+    assert visits == {"site 1": 2, "site 2": 3, "site 3": 3}
+    assert events(folder, "round")[1]["missing"] == {"site 1": "the power went out"}
+
+
+def test_a_round_with_too_few_answers_is_repeated_then_given_up(tmp_path):
+    with pytest.raises(RuntimeError, match="round 2 failed 3 times"):
+        run_tiny(tmp_path, variant(KeepsAndFails), "train.rounds=3", "train.min_sites=3")
+    warnings = [event["text"] for event in events(tmp_path, "warning")]
+    assert len(warnings) == 3 and "the power went out" in warnings[0]
+    assert events(tmp_path, "round")[-1]["round"] == 1
+
+
+def test_an_undeclared_reply_is_refused(tmp_path):
+    class Leaky(FedAvgClient):
+        def update(self) -> Payload:
+            return super().update() | {"patients": 3}
+
+    with pytest.raises(TypeError, match="patients"):
+        run_tiny(tmp_path, variant(Leaky))
+
+
+def test_an_undeclared_tensor_is_refused(tmp_path):
+    class Undeclared(FedAvgClient):
+        def build(self) -> None:
+            super().build()
+            self.secret = torch.zeros(3)
+
+    with pytest.raises(TypeError, match="secret"):
+        run_tiny(tmp_path, variant(Undeclared))
+
+
+def test_an_unsent_message_entry_is_nan_not_a_leftover(tmp_path):
+    class Forgetful(FedAvgServer):
+        def round(self, number, sites):
+            payload = {"model": self.state.model} if number == 1 else {}
+            updates = yield Ask("train", sites, **payload)
+            assert number == 1 or len(updates) == 0
+
+    folder = run_tiny(tmp_path, variant(FedAvgClient, Forgetful), "train.min_sites=1", "train.rounds=1")
+    assert events(folder, "round")[0]["missing"] == {}
+    with pytest.raises(RuntimeError, match="NaN or infinity"):
+        run_tiny(tmp_path / "again", variant(FedAvgClient, Forgetful), "train.rounds=2")
+
+
+def test_partial_participation_draws_from_the_seed(tmp_path):
+    folders = [
+        run_tiny(tmp_path / str(i), "fedavg", "train.rounds=6", "train.participation=0.67", f"seed={seed}")
+        for i, seed in enumerate([1, 1, 2])
+    ]
+    drawn = [[sorted(e["sites"]) for e in events(folder, "round")] for folder in folders]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(len(sites) == 2 for sites in drawn[0])
+    assert len({tuple(sites) for sites in drawn[0]}) > 1
+
+
+def test_one_site_is_local_training(tmp_path):
+    one = ("data.phantom.sites=1", "data.phantom.missing=0")
+    fedavg = server_state(run_tiny(tmp_path / "fedavg", "fedavg", *one))
+    local = site_states(run_tiny(tmp_path / "local", "local", *one))
+    assert_same_bits(
+        {name.removeprefix("model/"): t for name, t in fedavg.items()},
+        {name.split("/net/")[1]: t for name, t in local.items()},
+    )
+
+
+def test_central_with_one_site_is_fedavg(tmp_path):
+    one = ("data.phantom.sites=1", "data.phantom.missing=0")
+    fedavg = server_state(run_tiny(tmp_path / "fedavg", "fedavg", *one))
+    central = server_state(run_tiny(tmp_path / "central", "central", *one))
+    assert fedavg.keys() == central.keys()
+
+
+def test_every_image_trains_and_a_tail_of_one_joins_the_batch_before():
+    assert [len(b) for b in cut(torch.arange(17), 8)] == [8, 9]
+    assert [len(b) for b in cut(torch.arange(18), 8)] == [8, 8, 2]
+    assert [len(b) for b in cut(torch.arange(1), 8)] == [1]
+    assert torch.equal(torch.cat(cut(torch.arange(33), 8)), torch.arange(33))
+
+
+def test_examples_count_every_training_image(tmp_path):
+    folder = run_tiny(tmp_path, "fedavg", "train.epochs=2")
+    sizes = {s["name"]: sum(s["train"]) for s in events(folder, "start")[0]["sites"]}
+    for event in events(folder, "round"):
+        assert {name: facts["examples"] for name, facts in event["sites"].items()} == {
+            name: 2 * size for name, size in sizes.items()
+        }
+
+
+def test_last_checkpoints_and_the_selected_one_stay(tmp_path):
+    folder = run_tiny(tmp_path, "local", "train.rounds=5", "checkpoint.keep=2")
+    chosen = events(folder, "selection")[0]["round"]
+    kept = sorted(int(p.name.removeprefix("round-")) for p in (folder / "checkpoints").iterdir())
+    assert set(kept) == {4, 5, chosen}
+    assert len(list((folder / "sites").glob("*/*.safetensors"))) == 3 * len(kept)
+
+
+def test_selection_takes_the_best_validation_round(tmp_path):
+    folder = run_tiny(tmp_path, "fedavg", "train.rounds=5")
+    chosen = events(folder, "selection")[0]
+    means: dict[int, list[float]] = {}
+    for event in events(folder, "evaluation"):
+        if event["part"] == "valid" and event["view"] == "global" and event["round"] > 0:
+            means.setdefault(event["round"], []).append(event["metrics"]["balanced_accuracy"])
+    best = {r: sum(v) / len(v) for r, v in means.items()}
+    assert chosen["value"] == pytest.approx(max(best.values()))
+    assert chosen["round"] == min(r for r in best if best[r] == max(best.values()))
+    assert all(event["part"] == "valid" for event in events(folder, "evaluation"))
+
+
+def test_mean_of_the_last_rounds_averages_their_test_scores(tmp_path):
+    folder = run_tiny(
+        tmp_path, "fedavg", "train.rounds=4", "evaluation.rule='mean_last'", "evaluation.last=2"
+    )
+    finals = {e["site"]: e["metrics"]["accuracy"] for e in events(folder, "final") if e["scope"] == "site"}
+    tests = [e for e in events(folder, "evaluation") if e["part"] == "test"]
+    assert {e["round"] for e in tests} == {3, 4}
+    for site, value in finals.items():
+        assert value == pytest.approx(sum(e["metrics"]["accuracy"] for e in tests if e["site"] == site) / 2)
