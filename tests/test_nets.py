@@ -3,6 +3,7 @@
 import copy
 import pickle
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from equipoise.errors import UserError
-from equipoise.nets import Net, NetConfig, build_net, groups
+from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
+from equipoise.nets.config import NetName
 
 BUILT_IN = ["small-cnn", "resnet18", "efficientnet-b0", "vgg16-slim"]
 
@@ -88,7 +90,9 @@ def test_groups_hold_every_tensor_once(name):
     assert set(named) == {"body", "head", "norm", "statistics"}
     assert sorted(name for names in named.values() for name in names) == sorted(net.state_dict())
     assert named["head"] == tuple(name for name in net.state_dict() if name.startswith("head."))
-    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in named["statistics"])
+    assert all(
+        name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in named["statistics"]
+    )
     assert all(net.get_parameter(name).ndim == 1 for name in named["norm"])
     assert len(named["statistics"]) * 2 == len(named["norm"]) * 3
 
@@ -258,7 +262,7 @@ class Malice:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
     path = tmp_path / "malice.pth"
-    path.write_bytes(pickle.dumps({"head.weight": Malice()}))
+    path.write_bytes(pickle.dumps({"head.weight": Malice()}, protocol=2))
     with pytest.raises(UserError, match="cannot read weights"):
         build("small-cnn", weights=str(path))
     assert "executed" not in capsys.readouterr().out
@@ -304,6 +308,11 @@ def test_lite_without_its_packages_says_what_to_install(monkeypatch):
 
 
 # Settings
+
+
+def test_every_name_of_the_configuration_is_a_net():
+    assert sorted(get_args(NetName)) == sorted([*BUILT_IN, "efficientnet-lite0"])
+    assert sorted(get_args(NetName)) == sorted({**PLAIN, **STOCHASTIC_DEPTH})
 
 
 def test_drop_connect_is_refused_where_a_net_has_none():

@@ -1,9 +1,9 @@
 """Reports: what the page and the tables say equals what the events say, on made-up runs of known content."""
 
+import base64
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.errors import UserError
 from equipoise.report import headline, read_run, to_csv, to_latex, write_report
 from equipoise.report.comparison import class_recall, run_labels
 from equipoise.report.curves import mean_curve, metric_curves, retrogress
 from equipoise.report.summary import duration, left_out, ranges, traffic
-from equipoise.report.tables import best_values, percent, selection_note
+from equipoise.report.tables import percent, selection_note
+from harness import run_tiny
 
 CLASSES = ["nevus", "melanoma", "keratosis", "vascular"]
 TRAIN = {
@@ -26,10 +29,10 @@ TRAIN = {
     "Barcelona": [640, 75, 130, 9],
     "Ljubljana": [95, 60, 14, 4],
 }
-ROUNDS = 12
+ROUNDS = 8
 MISSING_ROUND = 5
 HOSTILE = "</text></svg><script>alert('x')</script>$&\"_1"
-FIGURES = ["learning", "retrogress", "loss", "recall", "confusion", "cost", "federation"]
+FIGURES = ["learning", "retrogress", "loss", "recall", "confusion", "federation", "cost"]
 
 
 def scores(confusion: np.ndarray, loss: float) -> dict[str, Any]:
@@ -62,77 +65,68 @@ def matrix(rng: np.random.Generator, support: list[int], skill: float) -> np.nda
     return np.array(rows)
 
 
-def site_events(train: dict[str, list[int]]) -> list[dict[str, Any]]:
-    tenth = {name: [-(-count // 8) for count in counts] for name, counts in train.items()}
+def site_counts(train: dict[str, list[int]]) -> list[dict[str, Any]]:
+    eighth = {name: [-(-count // 8) for count in counts] for name, counts in train.items()}
     return [
-        {"name": name, "train": counts, "valid": tenth[name], "test": [2 * count for count in tenth[name]]}
+        {"name": name, "train": counts, "valid": eighth[name], "test": [2 * count for count in eighth[name]]}
         for name, counts in train.items()
     ]
 
 
-def run_events(method: str, view: str, train: dict[str, list[int]], rounds: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The events of a finished run of `rounds` rounds whose sites end each round with a model of `view`."""
-    rng = np.random.default_rng(seed)
-    sites = site_events(train)
-    config = {"rounds": rounds, "seed": seed, "method": {"name": method}, "training": {"batch_size": 32}}
-    yield {
-        "event": "start", "time": "2025-03-04T10:20:30", "run": f"{method}-demo", "method": method, "version": "0.1.0",
-        "config": config, "classes": CLASSES, "sites": sites, "evaluators": [],
+def start_event(method: str, train: dict[str, list[int]], rounds: int) -> dict[str, Any]:
+    return {
+        "event": "start",
+        "time": "2025-03-04T10:20:30+00:00",
+        "run": f"{method}-demo",
+        "method": method,
+        "version": "0.1.0",
+        "config": {"seed": 3, "data": {"name": "made-up"}, "train": {"rounds": rounds}},
+        "classes": CLASSES,
+        "sites": site_counts(train),
         "warnings": ["Vienna has no training image of vascular"],
-        "disclosure": {"train": {"model": "the weights after local training", "count": "number of training images"}},
-        "paper": "McMahan et al., AISTATS 2017", "parameters": 2_370_000, "model_bytes": 9_100_000,
-    }  # fmt: skip
-    gain = 0.12 if view == "personal" else 0.0
-    best = (0, -1.0)
-    for number in range(rounds + 1):
-        skill = 0.45 + gain + 0.42 * (1 - np.exp(-number / 4))
-        away = "Ljubljana" if number == MISSING_ROUND else None
-        if number:
-            yield round_event(rng, number, train, away)
-        values = []
-        for site in sites:
-            if number and site["name"] != away:
-                trained = matrix(rng, site["valid"], skill + (0.1 - gain / 2) * np.exp(-number / 6))
-                yield evaluation(number, "trained", site["name"], trained, 2.0 / (number + 1))
-            ended = matrix(rng, site["valid"], skill)
-            event = evaluation(number, view, site["name"], ended, 2.2 / (number + 1) ** 0.5)
-            values.append(event["metrics"]["balanced_accuracy"])
-            yield event
-        if np.mean(values) > best[1]:
-            best = (number, float(np.mean(values)))
-    chosen = {"rule": "best", "round": best[0], "view": view}
-    yield {"event": "selection", "metric": "balanced_accuracy", "value": best[1], **chosen}
-    yield from final_events(rng, sites, chosen, 0.8 + gain)
-    yield {"event": "end", "seconds": 754.0}
+        "disclosure": {"train": {"model": "the weights after local training", "examples": "number of images"}},
+        "paper": "McMahan et al., AISTATS 2017",
+        "parameters": 2_370_000,
+        "model_bytes": 9_100_000,
+    }
 
 
-def round_event(rng: np.random.Generator, number: int, train: dict[str, list[int]], away: str | None) -> dict[str, Any]:
+def round_event(number: int, train: dict[str, list[int]], away: str | None) -> dict[str, Any]:
     work = {
-        name: {
-            "loss": 1.6 / number**0.5 + float(rng.normal(0, 0.03)),
-            "seconds": sum(counts) / 200 + float(rng.uniform(0, 0.4)),
-            "examples": sum(counts),
-            "sent": 9_100_400,
-            "received": 9_100_000,
-        }
+        name: {"loss": 1.6 / number**0.5, "seconds": sum(counts) / 200, "examples": sum(counts)}
+        | {"sent": 9_100_400, "received": 9_100_000}
         for name, counts in train.items()
         if name != away
     }
     missing = {away: "its update contains NaN"} if away else {}
-    slowest = max(each["seconds"] for each in work.values())
-    return {
-        "event": "round",
-        "round": number,
-        "seconds": slowest + 0.4,
-        "lr": 0.01,
-        "sites": work,
-        "missing": missing,
-    }
+    return {"event": "round", "round": number, "seconds": 6.5, "lr": 0.01, "sites": work, "missing": missing}
 
 
-def evaluation(number: int, view: str, site: str, confusion: np.ndarray, loss: float) -> dict[str, Any]:
+def evaluation(number: int, view: str, site: str, confusion: np.ndarray) -> dict[str, Any]:
     head = {"event": "evaluation", "round": number, "part": "valid", "view": view, "site": site}
-    return {**head, "n": int(confusion.sum()), **scores(confusion, loss)}
+    return {**head, "n": int(confusion.sum()), **scores(confusion, 2.2 / (number + 1) ** 0.5)}
+
+
+def run_events(method: str, view: str, train: dict[str, list[int]], rounds: int) -> Iterator[dict[str, Any]]:
+    """The events of a finished run whose sites end each round with a model of `view`; one site misses a round."""
+    rng = np.random.default_rng(len(method))
+    start = start_event(method, train, rounds)
+    yield start
+    gain = 0.1 if view == "personal" else 0.0
+    for number in range(rounds + 1):
+        skill = 0.45 + gain + 0.42 * (1 - np.exp(-number / 4))
+        away = "Ljubljana" if number == MISSING_ROUND else None
+        if number:
+            yield round_event(number, train, away)
+        for site in start["sites"]:
+            if number and site["name"] != away:
+                trained = matrix(rng, site["valid"], skill + 0.1 - gain)
+                yield evaluation(number, "trained", site["name"], trained)
+            yield evaluation(number, view, site["name"], matrix(rng, site["valid"], skill))
+    chosen = {"rule": "best", "round": rounds - 1, "view": view}
+    yield {"event": "selection", "metric": "balanced_accuracy", "value": 0.6503, **chosen}
+    yield from final_events(rng, start["sites"], chosen, 0.8 + gain)
+    yield {"event": "end", "seconds": 754.0}
 
 
 def final_events(
@@ -142,37 +136,447 @@ def final_events(
     matrices = [matrix(rng, site["test"], skill) for site in sites]
     scored = [scores(each, 0.7) for each in matrices]
     for site, each in zip(sites, scored):
-        yield {**head, "scope": "site", "site": site["name"], **each, "extra": {}}
+        yield {**head, "scope": "site", "site": site["name"], **each}
     values = [each["metrics"]["balanced_accuracy"] for each in scored]
-    extra = {"worst_site": min(values), "spread": float(np.std(values))}
     metrics = {name: float(np.mean([each["metrics"][name] for each in scored])) for name in scored[0]["metrics"]}
-    yield {
-        **head,
-        "scope": "mean",
-        "site": None,
-        "metrics": metrics,
-        "recall": [],
-        "confusion": None,
-        "extra": extra,
-    }
+    extra = {"worst_site": sites[int(np.argmin(values))]["name"], "spread": float(np.std(values))}
+    yield {**head, "scope": "mean", "site": None, "metrics": metrics, "extra": extra}
     pooled = scores(np.sum(matrices, axis=0), 0.7)
     pooled["metrics"]["balanced_auc"] = None
-    yield {**head, "scope": "pooled", "site": None, **pooled, "extra": {}}
+    yield {**head, "scope": "pooled", "site": None, **pooled}
+
+
+def write_events(folder: Path, events: list[dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('method = "made-up"\n')
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
 
 
 def write_run(
     folder: Path,
     method: str = "fedavg",
     view: str = "global",
-    *,
     train: dict[str, list[int]] = TRAIN,
     rounds: int = ROUNDS,
-    seed: int = 0,
 ) -> Path:
     """A finished run folder."""
-    folder.mkdir(parents=True)
-    config = f'rounds = {rounds}\nseed = {seed}\n\n[method]\nname = "{method}"\n\n[training]\nbatch_size = 32\n'
-    (folder / "config.toml").write_text(config)
-    lines = [json.dumps(event) + "\n" for event in run_events(method, view, train, rounds, seed)]
-    (folder / "events.jsonl").write_text("".join(lines))
-    return folder
+    return write_events(folder, list(run_events(method, view, train, rounds)))
+
+
+def events_of(folder: Path, kind: str, **wanted: Any) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [e for e in events if e["event"] == kind and all(e[key] == value for key, value in wanted.items())]
+
+
+class Page(HTMLParser):
+    """What a browser would find in a page: elements, ids, addresses, table rows, and the text of each figure."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.rows: list[list[str]] = []
+        self.best: list[str] = []
+        self.figures: dict[str, list[str]] = {}
+        self.text = ""
+        self._cell = self._figure = self._bold = False
+        self.html = path.read_text(encoding="utf-8")
+        self.feed(self.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.add(tag)
+        if "id" in attributes:
+            self.ids.append(str(attributes["id"]))
+        self.addresses += [str(attributes[key]) for key in ("href", "src", "xlink:href") if key in attributes]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._cell, self._bold = True, "best" in str(attributes.get("class", ""))
+            self.rows[-1].append("")
+        if tag == "figure":
+            self._figure = True
+            self.figures[str(attributes["id"])] = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "small"):
+            self._cell = False
+        if tag == "figure":
+            self._figure = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell and data.strip():
+            self.rows[-1][-1] += data.strip()
+            if self._bold:
+                self.best.append(data.strip())
+        if self._figure and data.strip():
+            self.figures[list(self.figures)[-1]].append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run with a global model and a run with personal models, of the same federation."""
+    base = tmp_path_factory.mktemp("runs")
+    return [write_run(base / "fedavg"), write_run(base / "fedbn", "fedbn", "personal")]
+
+
+@pytest.fixture(scope="module")
+def report(runs: list[Path]) -> Page:
+    return Page(write_report(runs[:1]))
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: list[Path]) -> Page:
+    return Page(write_report(runs))
+
+
+# ---- numbers -----------------------------------------------------------------------------------------
+
+
+def test_headline_row_is_computed_from_the_confusion_matrices_of_the_events(runs: list[Path]):
+    finals = events_of(runs[0], "final", scope="site")
+    recalls = []
+    for final in finals:
+        confusion = np.array(final["confusion"])
+        present = confusion.sum(1) > 0
+        recalls.append((np.diag(confusion)[present] / confusion.sum(1)[present]).mean())
+    row = next(row for row in headline([read_run(runs[0])]) if row.scope == "mean")
+    assert row.values["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    assert row.values["worst_site"] == pytest.approx(min(recalls))
+    assert row.worst_site_name == finals[int(np.argmin(recalls))]["site"]
+    assert row.values["spread"] == pytest.approx(np.std(recalls))
+
+
+def test_printed_tables_show_the_numbers_of_the_final_events(runs: list[Path], report: Page):
+    keys = ["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc", "worst_class_recall"]
+    for final in events_of(runs[0], "final"):
+        label = final["site"] or {"mean": "mean over sites", "pooled": "pooled"}[final["scope"]]
+        printed = next(row for row in report.rows if row[:2] == ["global", label])
+        assert printed[2:7] == [percent(final["metrics"][key]) for key in keys]
+        assert printed[-1] == percent(final["metrics"]["ece"])
+
+
+def test_an_undefined_metric_is_a_dash_not_a_zero(report: Page):
+    pooled = next(row for row in report.rows if row[:2] == ["global", "pooled"])
+    assert pooled[5] == "–"
+
+
+def test_selection_rule_is_printed_under_the_table(runs: list[Path], report: Page):
+    note = selection_note(read_run(runs[0]))
+    assert note.startswith(
+        f"Selected round {ROUNDS - 1}, the best by validation balanced accuracy (global view), 65.03 %"
+    )
+    assert note in report.text
+
+
+def test_mean_over_one_common_test_set_is_named_after_it_and_not_repeated_as_pooled(tmp_path: Path):
+    head = {"event": "final", "part": "test", "rule": "last", "round": 1, "view": "global"}
+    scored = scores(np.diag([3, 4, 5, 6]), 0.1)
+    finals = [
+        {**head, "scope": scope, "site": "common" if scope == "site" else None, **scored}
+        for scope in ("site", "mean", "pooled")
+    ]
+    folder = write_events(tmp_path / "run", [start_event("fedavg", TRAIN, 1), *finals])
+    assert [(row.scope, row.site, row.scope_title) for row in headline([read_run(folder)])] == [
+        ("mean", "common", "common")
+    ]
+
+
+# ---- curves ------------------------------------------------------------------------------------------
+
+
+def test_retrogress_is_the_drop_from_the_trained_model_to_the_end_of_the_round(tmp_path: Path):
+    def scored(number: int, view: str, site: str, value: float) -> dict[str, Any]:
+        head = {"event": "evaluation", "round": number, "part": "valid", "view": view, "site": site}
+        return {**head, "metrics": {"balanced_accuracy": value}}
+
+    events = [
+        scored(0, "global", "A", 0.2),
+        scored(1, "trained", "A", 0.75),
+        scored(1, "global", "A", 0.5),
+        scored(1, "trained", "B", 0.5),
+        scored(1, "global", "B", 0.75),
+        scored(2, "trained", "A", 0.8),  # A is not scored at the end of round 2: no drop is known
+        scored(2, "global", "B", 0.7),  # B did not train in round 2
+    ]
+    start = start_event("fedavg", {"A": [1, 1, 1, 1], "B": [1, 1, 1, 1]}, 2)
+    run = read_run(write_events(tmp_path / "global", [start, *events]))
+    assert retrogress(run) == {"A": {1: 0.25}, "B": {1: -0.25}}
+    assert mean_curve(retrogress(run)) == {1: 0.0}
+
+    personal = [scored(1, "personal", "A", 0.625)]
+    run = read_run(write_events(tmp_path / "personal", [start, *events, *personal]))
+    assert retrogress(run) == {"A": {1: 0.125}}
+
+
+def test_mean_curve_is_over_the_sites_scored_in_the_round(runs: list[Path]):
+    trained = metric_curves(read_run(runs[0]), "accuracy", "trained")
+    assert MISSING_ROUND not in trained["Ljubljana"]
+    others = [trained[site][MISSING_ROUND] for site in ("Vienna", "Sydney", "Barcelona")]
+    assert mean_curve(trained)[MISSING_ROUND] == pytest.approx(np.mean(others))
+
+
+# ---- the page ----------------------------------------------------------------------------------------
+
+
+def test_report_of_one_run_lies_in_its_folder_and_has_every_figure_with_labelled_axes(runs: list[Path], report: Page):
+    assert (runs[0] / "report.html").is_file()
+    assert list(report.figures) == [f"run1-{name}" for name in FIGURES]
+    for name, labels in {
+        "learning": ["Round", "Balanced accuracy (%)", "Macro F1 (%)", "Loss"],
+        "retrogress": ["Round", "Drop in balanced accuracy (points)"],
+        "loss": ["Round", "Training loss"],
+        "recall": ["Class"],
+        "confusion": ["True class", "Predicted class"],
+        "cost": ["Seconds per round", "MB per round"],
+        "federation": ["Site", "Class"],
+    }.items():
+        assert set(labels) <= set(report.figures[f"run1-{name}"]), name
+
+
+def test_recall_map_marks_the_class_that_a_site_lacks(report: Page):
+    assert report.figures["run1-recall"].count("–") == 1
+
+
+def test_bubble_chart_prints_counts_and_totals(report: Page):
+    texts = report.figures["run1-federation"]
+    assert {"820", "140", "0", "1,126", "1,865", "2,680"} <= set(texts)
+
+
+def test_confusion_matrices_print_the_counts_of_every_site_with_the_first_class_on_top(runs: list[Path], report: Page):
+    texts = report.figures["run1-confusion"]
+    final = events_of(runs[0], "final", site="Sydney")[0]
+    first = texts.index(f"Sydney (n = {np.sum(final['confusion'])})") - len(CLASSES) ** 2
+    printed = texts[first : first + len(CLASSES) ** 2]
+    assert printed == [str(count) for row in final["confusion"] for count in row]
+
+
+def test_left_out_site_is_named_with_round_and_reason(runs: list[Path], report: Page):
+    assert left_out(read_run(runs[0])) == [("Ljubljana", str(MISSING_ROUND), "its update contains NaN")]
+    assert ["Ljubljana", str(MISSING_ROUND), "its update contains NaN"] in report.rows
+
+
+def test_page_shows_paper_warnings_disclosure_and_config(report: Page):
+    for text in ("McMahan et al., AISTATS 2017", "Vienna has no training image of vascular", 'method = "made-up"'):
+        assert text in report.text
+    assert ["train", "model", "the weights after local training"] in report.rows
+
+
+def test_page_needs_nothing_from_outside(comparison: Page):
+    assert all(address.startswith(("#", "data:")) for address in comparison.addresses)
+    assert not comparison.tags & {"script", "link", "iframe", "img", "object"}
+    assert "http" not in comparison.html
+    assert "@import" not in comparison.html
+    assert comparison.html.count("url(") == comparison.html.count("url(#")
+
+
+def test_ids_are_unique_and_every_link_in_the_page_has_a_target(comparison: Page):
+    assert len(comparison.ids) == len(set(comparison.ids))
+    targets = {address[1:] for address in comparison.addresses if address.startswith("#")}
+    assert targets <= set(comparison.ids)
+
+
+def test_same_run_gives_the_same_file(runs: list[Path], report: Page, tmp_path: Path):
+    assert write_report(runs[:1], tmp_path / "again.html").read_text(encoding="utf-8") == report.html
+
+
+def test_hostile_names_are_text_and_nothing_else(tmp_path: Path):
+    folder = write_run(tmp_path / "run", train={HOSTILE: [9, 8, 7, 6], "B": [5, 4, 3, 2]}, rounds=2)
+    page = Page(write_report([folder]))
+    assert "script" not in page.tags
+    assert any(HOSTILE in row for row in page.rows)
+    assert any("<script>" in text for text in page.figures["run1-federation"])
+
+
+def test_many_sites_are_cut_down_and_the_caption_says_so(tmp_path: Path):
+    train = {f"site {number}": [number + 5, 4, 3, 2] for number in range(45)}
+    page = Page(write_report([write_run(tmp_path / "run", train=train, rounds=2)]))
+    texts = page.figures["run1-federation"]
+    assert "site 44" in texts
+    assert "site 0" not in texts
+    assert any("Of 45 sites, the 30 with the most training images are shown." in text for text in texts)
+
+
+# ---- several runs ------------------------------------------------------------------------------------
+
+
+def test_comparison_lies_next_to_the_runs_and_draws_the_shared_data_once(runs: list[Path], comparison: Page):
+    assert (runs[0].parent / "comparison.html").is_file()
+    overlaid = ["learning", "recall", "retrogress", "federation"]
+    single = [f"run{place}-{name}" for place in (1, 2) for name in FIGURES if name != "federation"]
+    assert list(comparison.figures) == [*(f"comparison-{name}" for name in overlaid), *single]
+
+
+def test_comparison_table_comes_first_and_sets_the_best_of_each_group_in_bold(runs: list[Path], comparison: Page):
+    means = [events_of(run, "final", scope="mean")[0]["metrics"] for run in runs]
+    rows = comparison.rows[:4]
+    assert rows[1] == ["Mean over sites, test"]
+    assert [row[:3] for row in rows[2:]] == [
+        ["fedavg", "global", percent(means[0]["balanced_accuracy"])],
+        ["fedbn", "personal", percent(means[1]["balanced_accuracy"])],
+    ]
+    assert percent(max(mean["macro_f1"] for mean in means)) in comparison.best
+    assert percent(min(mean["ece"] for mean in means)) in comparison.best
+    assert percent(min(mean["macro_f1"] for mean in means)) not in comparison.best
+
+
+def test_class_recall_lists_the_rarest_class_first(runs: list[Path], comparison: Page):
+    texts = comparison.figures["comparison-recall"]
+    labels = [text for text in texts if "(n =" in text]
+    assert [label.split()[0] for label in labels] == ["vascular", "melanoma", "keratosis", "nevus"]
+    pooled = events_of(runs[1], "final", scope="pooled")[0]
+    assert list(class_recall(read_run(runs[1])).values()) == pooled["recall"]
+
+
+def test_runs_of_one_method_are_told_apart_by_name_or_number(runs: list[Path]):
+    first, second = map(read_run, runs)
+    assert run_labels([first, second]) == ["fedavg", "fedbn"]
+    assert run_labels([first, first]) == ["fedavg-demo (1)", "fedavg-demo (2)"]
+
+
+# ---- runs that are not finished, and damage ------------------------------------------------------------
+
+
+def unfinished(folder: Path, rounds: int) -> Path:
+    """A run that stopped after so many of its rounds."""
+    events = list(run_events("fedavg", "global", TRAIN, ROUNDS))
+    return write_events(folder, [e for e in events if e["event"] == "start" or e.get("round", 99) <= rounds])
+
+
+def test_unfinished_run_is_reported_as_such_with_its_latest_validation_scores(tmp_path: Path):
+    folder = unfinished(tmp_path / "run", 3)
+    run = read_run(folder)
+    assert run.status == f"not finished: stopped, or still running, after round 3 of {ROUNDS}"
+    latest = events_of(folder, "evaluation", round=3, view="global")
+    row = headline([run])[0]
+    assert (row.part, row.scope, row.round) == ("valid", "mean", 3)
+    assert row.values["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in latest]))
+    page = Page(write_report([folder]))
+    assert "not test results" in page.text
+    assert "No test results yet: these are the validation scores of round 3." in page.text
+
+
+def test_run_that_has_only_started_still_gives_a_report(tmp_path: Path):
+    page = Page(write_report([write_events(tmp_path / "run", [start_event("fedavg", TRAIN, 5)])]))
+    assert list(page.figures) == ["run1-federation"]
+    assert "Nothing has been scored yet." in page.text
+
+
+def test_validation_scores_never_compete_with_test_results(runs: list[Path], tmp_path: Path):
+    page = Page(write_report([runs[0], unfinished(tmp_path / "run", 3)], tmp_path / "both.html"))
+    assert page.best == []
+    assert ["Mean over sites, validation (not finished)"] in page.rows
+
+
+def test_half_written_last_line_is_left_out_and_mentioned(tmp_path: Path):
+    folder = unfinished(tmp_path / "run", 3)
+    whole = read_run(folder)
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write('{"event": "evaluation", "site": "Zü'.encode()[:-1])
+    run = read_run(folder)
+    assert run.evaluations == whole.evaluations
+    assert "was cut off" in run.warnings[-1]
+
+
+def test_line_cut_off_before_a_resume_is_left_out_but_damage_elsewhere_is_refused(tmp_path: Path):
+    folder = unfinished(tmp_path / "run", 3)
+    file = folder / "events.jsonl"
+    cut = file.read_text() + '{"event": "rou\n'
+    file.write_text(cut + json.dumps({"event": "resumed", "round": 3}) + "\n")
+    assert read_run(folder).resumed == [3]
+    assert read_run(folder).status.endswith("resumed at round 3")
+    file.write_text(cut + json.dumps({"event": "warning", "text": "x"}) + "\n")
+    with pytest.raises(UserError, match=r"events\.jsonl, line \d+: not JSON"):
+        read_run(folder)
+
+
+def test_what_a_resumed_run_wrote_again_counts_once_and_its_end_must_come_after(tmp_path: Path):
+    events = list(run_events("fedavg", "global", TRAIN, ROUNDS))
+    again = next(e for e in events if e["event"] == "evaluation" and e["round"] == ROUNDS and e["view"] == "global")
+    changed = {**again, "metrics": {**again["metrics"], "accuracy": 0.125}}
+    run = read_run(write_events(tmp_path / "run", [*events, {"event": "resumed", "round": ROUNDS - 1}, changed]))
+    assert metric_curves(run, "accuracy", "global")[again["site"]][ROUNDS] == 0.125
+    assert len(run.evaluations) == len(events_of(tmp_path / "run", "evaluation")) - 1
+    assert not run.finished
+
+
+def test_field_of_the_wrong_kind_is_named_with_its_line(tmp_path: Path):
+    folder = write_events(tmp_path / "run", [start_event("fedavg", TRAIN, 2), {"event": "round", "round": "first"}])
+    with pytest.raises(UserError, match=r"line 2: round event, field 'round'"):
+        read_run(folder)
+
+
+def test_folder_without_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no events\.jsonl"):
+        read_run(tmp_path)
+    with pytest.raises(UserError, match="no start event"):
+        read_run(write_events(tmp_path / "run", []))
+    with pytest.raises(UserError, match="at least one run"):
+        write_report([])
+
+
+def test_report_that_cannot_be_written_leaves_nothing_behind(runs: list[Path], tmp_path: Path):
+    (tmp_path / "taken.html").mkdir()
+    with pytest.raises(UserError, match=r"Cannot write .*taken\.html"):
+        write_report(runs[:1], tmp_path / "taken.html")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["taken.html"]
+
+
+def test_report_reads_what_a_real_run_writes(tmp_path: Path):
+    folder = run_tiny(tmp_path / "run")
+    page = Page(write_report([folder]))
+    assert list(page.figures) == [f"run1-{name}" for name in FIGURES]
+    mean = events_of(folder, "final", scope="mean")[0]
+    row = headline([read_run(folder)])[0]
+    assert row.values["worst_site"] == pytest.approx(mean["extra"]["worst_site_value"])
+    assert row.values["macro_f1"] == mean["metrics"]["macro_f1"]
+
+
+# ---- tables as files, and words ------------------------------------------------------------------------
+
+
+def test_csv_keeps_full_precision_and_leaves_unknown_values_empty(runs: list[Path], comparison: Page):
+    text = (runs[0].parent / "comparison.csv").read_text()
+    assert text == to_csv(headline([read_run(run) for run in runs]))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    mean = events_of(runs[1], "final", scope="mean")[0]
+    written = next(row for row in rows if row["method"] == "fedbn" and row["scope"] == "mean")
+    assert float(written["macro_f1"]) == mean["metrics"]["macro_f1"]
+    assert all(row["balanced_auc"] == "" for row in rows if row["scope"] == "pooled")
+    links = [address for address in comparison.addresses if address.startswith("data:text/csv")]
+    assert base64.b64decode(links[0].split(",")[1]).decode() == text
+
+
+def test_latex_escapes_names_and_sets_the_best_in_bold(tmp_path: Path):
+    runs = [
+        read_run(write_run(tmp_path / "a", "fed_a&b", rounds=1)),
+        read_run(write_run(tmp_path / "b", "fedbn", "personal", rounds=1)),
+    ]
+    latex = to_latex(headline(runs))
+    assert r"fed\_a\&b (fed\_a\&b-demo) & global & mean over sites" in latex
+    best = max(row.values["accuracy"] or 0 for row in headline(runs) if row.scope == "pooled")
+    assert rf"\textbf{{{percent(best)}}}" in latex
+    columns = latex.splitlines()[2].count("&")
+    assert all(line.replace(r"\&", "").count("&") == columns for line in latex.splitlines() if line.endswith(r"\\"))
+
+
+@given(st.sets(st.integers(1, 60)))
+def test_ranges_name_exactly_the_numbers_given(numbers: set[int]):
+    named = set()
+    for part in filter(None, ranges(numbers).split(", ")):
+        first, _, last = part.partition("–")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert named == numbers
+
+
+def test_quantities_are_printed_in_units_a_person_would_use():
+    assert [duration(seconds) for seconds in (4.21, 59.96, 754, 7325)] == [
+        "4.2 s",
+        "1 min 00 s",
+        "12 min 34 s",
+        "2 h 02 min",
+    ]
+    assert [traffic(size) for size in (0, 750, 9_100_000, 2.5e9)] == ["0 bytes", "750 bytes", "9.10 MB", "2.50 GB"]

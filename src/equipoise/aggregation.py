@@ -42,9 +42,7 @@ def _averageable(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
-def inverse_distance_weights(
-    models: Tensor | Iterable[Tensor], reference: Tensor, order: float = 1.0
-) -> Tensor:
+def inverse_distance_weights(models: Tensor | Iterable[Tensor], reference: Tensor, order: float = 1.0) -> Tensor:
     """IDA's aggregation weights (K,), float64: proportional to 1 / |model - reference|, and summing to 1.
 
     `models` is (K, ...) or K tensors shaped like `reference`, usually their mean; `order` is the norm's.
@@ -86,9 +84,7 @@ def fourier_average(
         amplitude, angle = amplitudes.mean(0), angles.mean(0)
     else:
         amplitude, angle = spectra.mean(0).abs(), spectra.mean(0).angle()
-    shared = torch.polar(
-        amplitudes if parts == "phase" else amplitude, angles if parts == "amplitude" else angle
-    )
+    shared = torch.polar(amplitudes if parts == "phase" else amplitude, angles if parts == "amplitude" else angle)
     merged = torch.where(_band_mask(signals, band, axes), shared, spectra)
     return _as_weights(torch.fft.ifftn(merged, dim=axes).real, tensors, kind).to(tensors.dtype)
 

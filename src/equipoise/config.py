@@ -117,11 +117,28 @@ class ComputeConfig(Table):
 class NprConfig(Table):
     """Sub-cluster prototypes as a regulariser of any method (FedNPR)."""
 
-    weight: float = Field(0.0, ge=0)
-    clusters: PositiveInt = 4
-    normalise: Literal["layernorm", "none", "temperature"] = "layernorm"
-    temperature: PositiveFloat = 0.1
-    cluster: Literal["sinkhorn", "random", "released"] = "sinkhorn"
+    weight: float = Field(0.0, ge=0, description="lambda of Eq. 5; 0: none; 1: what the released code computes")
+    clusters: PositiveInt = Field(4, description="K, sub-clusters of each class")
+    cluster: Literal["sinkhorn", "random", "released"] = Field("sinkhorn", description="how features are sorted")
+    normalise: Literal["layernorm", "none", "temperature"] = Field("layernorm", description="of the cosines")
+    temperature: PositiveFloat = Field(0.1, description="divides cosines where normalise is temperature")
+    view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
+    supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
+
+    @model_validator(mode="after")
+    def _something_trains(self) -> NprConfig:
+        if not self.supervised and self.weight == 0:
+            raise ValueError("npr.supervised = false leaves nothing to train by: set npr.weight above 0")
+        return self
+
+
+#: what does not change a run's results
+_INDIFFERENT: Any = {
+    "name": True,
+    "compute": {"workers", "slots", "capture"},
+    "checkpoint": True,
+    "data": {"root", "store"},
+}
 
 
 class Config(Table):
@@ -157,7 +174,7 @@ class Config(Table):
 
     def digest(self) -> str:
         """Identifies what decides a run's results; two runs with one digest give the same bits."""
-        decisive = self.model_dump(mode="json", exclude={"name": True, "compute": {"workers"}, "checkpoint": True})
+        decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

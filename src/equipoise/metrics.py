@@ -67,14 +67,16 @@ def macro_f1(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> flo
 def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
     """(C,) exact one-against-the-rest area under the ROC curve of each class; nan where there is no curve.
 
-    Labels (n,), probabilities (n, C). A class that is absent, or the only one present, has no curve.
+    Labels (n,), probabilities (n, C). A class that is absent, the only one present, or scored with nan by a
+    model that diverged, has no curve.
     """
     scores = np.asarray(probabilities, dtype=np.float64)
     true = _classes("labels", labels, scores.shape[1])
     present = np.unique(true)
     areas = np.full(scores.shape[1], np.nan)
     for label in present if len(present) > 1 else ():
-        areas[label] = roc_auc_score(true == label, scores[:, label])
+        if np.isfinite(scores[:, label]).all():
+            areas[label] = roc_auc_score(true == label, scores[:, label])
     return areas
 
 
@@ -152,14 +154,10 @@ def _over_present(reduce: Callable[[NDArray[np.float64]], Any], values: NDArray[
     return float(reduce(kept)) if kept.size else float("nan")
 
 
-def _paired(
-    first: Sequence[float], second: Sequence[float], p_value: Callable[[NDArray[np.float64]], float]
-) -> float:
+def _paired(first: Sequence[float], second: Sequence[float], p_value: Callable[[NDArray[np.float64]], float]) -> float:
     """The p-value of the paired differences: nan for fewer than two pairs, 1 where every difference is 0."""
     if len(first) != len(second):
-        raise UserError(
-            f"a paired test needs as many results of both kinds, not {len(first)} and {len(second)}"
-        )
+        raise UserError(f"a paired test needs as many results of both kinds, not {len(first)} and {len(second)}")
     gaps = np.subtract(first, second, dtype=np.float64)
     if len(gaps) < 2:
         return float("nan")

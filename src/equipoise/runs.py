@@ -14,12 +14,16 @@ from equipoise.engine.loop import Observer, Run
 from equipoise.errors import UserError
 from equipoise.methods import get_method, option_tables
 
+#: images up to this size train the small net where the config names none
+SMALL_PIXELS = 64
+
 
 def make_config(source: str | None = None, settings: Sequence[str] = (), **top: Any) -> Config:
     """A config from a preset or file, with top-level values and `key=value` settings over it."""
     raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
     method = get_method(str(raw.get("method", Config.model_fields["method"].default)))
-    return parse_config(_merged(method.defaults, raw), option_tables(), source or "config")
+    raw = _merged(method.defaults, raw)
+    return parse_config(raw, option_tables(raw), source or "config")
 
 
 def _merged(old: Any, new: Any) -> Any:
@@ -45,9 +49,18 @@ def choose_device(config: Config) -> str:
     return wanted
 
 
-def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:
-    """Run a config in a folder to the end; gives the folder."""
+def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A run that is ready to execute: data loaded, what the config leaves open decided by the data."""
     device = choose_device(config)
     federation = load_federation(config.data, config.seed)
-    Run(config, get_method(config.method), federation, folder, observers, device).execute(resume)
+    if "name" not in config.net.model_fields_set:
+        small = (config.augment.size or federation.image_size) <= SMALL_PIXELS
+        net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
+        config = config.model_copy(update={"net": net})
+    return Run(config, get_method(config.method), federation, folder, observers, device)
+
+
+def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:
+    """Run a config in a folder to the end; gives the folder."""
+    prepare_run(config, folder, observers).execute(resume)
     return folder

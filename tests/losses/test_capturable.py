@@ -14,9 +14,7 @@ PRESENT, PROTOTYPES = COUNTS > 0, torch.randn(4, 8)
 IMAGES, CODES = torch.randn(6, 3, 4, 4), torch.randn(6, 5)
 
 CASES = {
-    **{
-        name: (lambda z, loss=loss: loss(z, LABELS, COUNTS), LOGITS) for name, loss in losses.SUPERVISED.items()
-    },
+    **{name: (lambda z, loss=loss: loss(z, LABELS, COUNTS), LOGITS) for name, loss in losses.SUPERVISED.items()},
     "difficulty": (
         lambda z: losses.logit_adjusted(z, LABELS, losses.difficulty_margins(COUNTS, torch.ones(4))),
         LOGITS,

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from closeness import assert_close, assert_golden, gradient
 
+from closeness import assert_close, assert_golden, gradient
 from equipoise.losses import concept_alignment, concept_logits, diversity, mutual_kl, norm_statistics_gap
 
 

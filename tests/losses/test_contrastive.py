@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from closeness import assert_close, assert_golden, gradient
 
+from closeness import assert_close, assert_golden, gradient
 from equipoise.losses import (
     inter_client_contrastive,
     intra_client_contrastive,
@@ -51,9 +51,7 @@ def test_intra_client_contrast_follows_its_formula_anchor_by_anchor():
     losses = []
     for i in range(10):
         others = [j for j in range(10) if j != i]
-        score = {
-            j: samples[i] @ samples[j] / max((share[i] * share[j]) ** power * temperature, floor) for j in others
-        }
+        score = {j: samples[i] @ samples[j] / max((share[i] * share[j]) ** power * temperature, floor) for j in others}
         total = torch.stack(list(score.values())).logsumexp(0)
         losses.append(-torch.stack([score[j] - total for j in others if labels[j] == labels[i]]).mean())
     actual = intra_client_contrastive(features, LABELS, COUNTS, power, temperature, floor)
@@ -96,9 +94,7 @@ def test_prototype_contrast_is_a_cosine_classifier_over_the_prototypes_there_are
     cosine = F.normalize(features, dim=-1) @ F.normalize(prototypes, dim=-1).T
     expected = F.cross_entropy(cosine[:, :3] / 0.5, LABELS)
     assert_close(prototype_contrastive(features, LABELS, prototypes, present), expected, 1e-12)
-    assert_close(
-        prototype_contrastive(features, LABELS, prototypes), F.cross_entropy(cosine / 0.5, LABELS), 1e-12
-    )
+    assert_close(prototype_contrastive(features, LABELS, prototypes), F.cross_entropy(cosine / 0.5, LABELS), 1e-12)
 
 
 def test_samples_of_classes_without_prototype_do_not_pull():

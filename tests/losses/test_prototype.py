@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from closeness import assert_close, assert_golden, gradient
 
+from closeness import assert_close, assert_golden, gradient
 from equipoise.errors import UserError
 from equipoise.losses import (
     alignment_weights,
@@ -14,6 +14,7 @@ from equipoise.losses import (
     mutual_kl,
     prototype_distance,
     subcluster_regularisation,
+    subcluster_scores,
 )
 
 LABELS = torch.tensor([0, 1, 2, 0, 1])
@@ -38,6 +39,11 @@ def test_subcluster_regularisation_has_the_golden_value_and_gradient(golden, nor
         case[value],
         case[slope],
     )
+
+
+def test_subcluster_scores_are_the_golden_largest_cosines(golden):
+    case = golden("fednpr/npr_loss")
+    assert_close(subcluster_scores(case["features"], case["prototypes"], "none"), case["max_cos"])
 
 
 def test_the_weight_of_npr_multiplies_it_as_in_equation_five(golden):
@@ -149,7 +155,9 @@ def test_cpa_counts_every_pixel_as_a_sample():
 def test_cpa_and_mutual_learning_make_the_golden_step_of_personal_and_deputy_model(golden, stage):
     case = golden("prr/det_step")
     prototypes = case["local_proto"], case["global_proto"]
-    weights = {name: case[name].clone().requires_grad_() for name in ("personal_f", "personal_c", "deputy_f", "deputy_c")}
+    weights = {
+        name: case[name].clone().requires_grad_() for name in ("personal_f", "personal_c", "deputy_f", "deputy_c")
+    }
     features = {name: F.relu(case["x"] @ weights[f"{name}_f"].T) for name in ("personal", "deputy")}
     logits = {name: features[name] @ weights[f"{name}_c"].T for name in features}
     supervised = {

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from closeness import assert_close, assert_golden, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeness import assert_close, assert_golden, gradient
 from equipoise.errors import UserError
 from equipoise.losses import (
     SUPERVISED,
@@ -36,9 +36,7 @@ def some_logits(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) 
 def test_balanced_softmax_has_the_golden_value_and_gradient(golden):
     case = golden("fednpr/balanced_softmax")
     labels, counts = case["labels"], case["class_counts"]
-    assert_golden(
-        lambda z: balanced_softmax(z, labels, counts), case["logits"], case["loss"], case["grad_logits"]
-    )
+    assert_golden(lambda z: balanced_softmax(z, labels, counts), case["logits"], case["loss"], case["grad_logits"])
     one_by_one = [balanced_softmax(z[None], y[None], counts) for z, y in zip(case["logits"], labels)]
     assert_close(torch.stack(one_by_one), case["loss_per_sample"])
 

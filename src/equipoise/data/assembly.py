@@ -35,6 +35,10 @@ class Images:
         columns = (self.labels, self.rows, self.sites, self.groups, self.parts)
         return Images(*(column[chosen] for column in columns))
 
+    def at(self, site: str) -> "Images":
+        """The same images, all at one site."""
+        return replace(self, sites=np.full(len(self), site))
+
 
 def assemble(store: Store, config: DataConfig, seed: int) -> Federation:
     """The federation of a store, with the splits, the partition and the limits that `config` asks for."""
@@ -51,23 +55,18 @@ def assemble(store: Store, config: DataConfig, seed: int) -> Federation:
         images, names = _partition(images, scheme, len(index.classes), config, seed)
     images = _choose_training_sites(images, names, config)
     shared = index.common or scheme != "source"
-    evaluation = images.where(images.parts != "train")
+    evaluation = images.where(images.parts != "train").at("common")
     federation = Federation(
         name=config.name,
         classes=index.classes,
         sites=tuple(_site(name, images, store, config, train_only=shared) for name in names),
         image_size=store.shape[-1],
         channels=store.shape[0],
-        common=_site("common", replace_sites(evaluation, "common"), store, config) if shared else None,
+        common=_site("common", evaluation, store, config) if shared else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
         warnings=(*warnings, *_missing_training(images, index.classes), *index.facts.get("warnings", ())),
     )
     return _check_sites(federation, config)
-
-
-def replace_sites(images: Images, name: str) -> Images:
-    """The same images, all at one site."""
-    return replace(images, sites=np.full(len(images), name))
 
 
 def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
@@ -76,8 +75,9 @@ def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataC
         images = replace(images, parts=clean)
     elif config.split == "grouped" or not (images.parts != "").any():
         images = replace(images, parts=_draw_parts(images, store.index.ratios, config))
-    if not (images.parts == "valid").any():
-        train, parts = images.parts == "train", images.parts.astype("<U5")
+    train = images.parts == "train"
+    if train.any() and not (images.parts == "valid").any():
+        parts = images.parts.astype("<U5")
         parts[train] = _draw_parts(images.where(train), (1 - VALIDATION_SHARE, VALIDATION_SHARE, 0), config)
         images = replace(images, parts=parts)
     leaks = _leaks(images)
@@ -93,14 +93,14 @@ def _draw_parts(images: Images, ratios: tuple[float, float, float], config: Data
 
 def _leaks(images: Images) -> str | None:
     """Groups shared between parts, over all sites and then site by site."""
-    overall = _count(images)
     names = dict.fromkeys(images.sites.tolist())
-    by_site = {name: _count(images.where(images.sites == name)) for name in names} if len(names) > 1 else {}
-    details = "; ".join(f"{name}: {message}" for name, message in by_site.items() if message)
-    return f"{overall} ({details})" if overall and details else overall
+    by_site = ((name, _count_leaks(images.where(images.sites == name))) for name in names)
+    details = first_few(f"site {name}: {message}" for name, message in by_site if message)
+    overall = _count_leaks(images)
+    return f"{overall} ({details})" if overall and details and len(names) > 1 else overall
 
 
-def _count(images: Images) -> str | None:
+def _count_leaks(images: Images) -> str | None:
     return count_leaks({part: set(images.groups[images.parts == part].tolist()) for part in PARTS})
 
 

@@ -30,9 +30,7 @@ def dirichlet_equal(labels: ArrayLike, num_sites: int, alpha: float, seed: int) 
     """
     classes = _checked(labels, num_sites, alpha=alpha)
     if num_sites < GROUP:
-        raise UserError(
-            f"num_sites={num_sites}: the equal-size Dirichlet partition needs at least {GROUP} sites"
-        )
+        raise UserError(f"num_sites={num_sites}: the equal-size Dirichlet partition needs at least {GROUP} sites")
     random = RandomState(seed)
     # A list, shuffled by swapping its entries: the draws that an array would take differ.
     shuffled = np.argsort(classes, kind="stable").tolist()
@@ -97,9 +95,7 @@ def dirichlet_per_class(labels: ArrayLike, num_sites: int, alpha: float, seed: i
     return owners
 
 
-def concentration(
-    labels: ArrayLike, num_sites: int, alphas: Sequence[float], removal: float, seed: int
-) -> Partition:
+def concentration(labels: ArrayLike, num_sites: int, alphas: Sequence[float], removal: float, seed: int) -> Partition:
     """FedNPR's recipe for RSNA-ICH: class c by Dirichlet(alphas[c]), removed at a site with chance `removal`.
 
     The share of the sites that lose a class goes to those that keep it, at least one. Drawn again until no
@@ -139,9 +135,7 @@ def long_tail(labels: ArrayLike, ratio: float, seed: int) -> NDArray[np.int64]:
     """
     classes = np.asarray(labels, dtype=np.int64).ravel()
     if not (ratio >= 1 and np.isfinite(ratio)):
-        raise UserError(
-            f"ratio={ratio}: the largest class cannot be smaller than the smallest; give at least 1"
-        )
+        raise UserError(f"ratio={ratio}: the largest class cannot be smaller than the smallest; give at least 1")
     random = RandomState(seed)
     present, counts = np.unique(classes, return_counts=True)
     kept = []

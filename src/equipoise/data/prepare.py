@@ -84,11 +84,20 @@ def prepare(
     if missing and not config.skip_unreadable:
         found = f"{len(missing)} of {len(listing.records)} images of {config.name} are not in {root}"
         raise UserError(f"{found}: {first_few(missing)} {SKIP}")
-    store = Store(store_folder(config))
-    with claimed(store.folder):
-        if not store.exists() or store.index.checksum != listing.checksum():
-            _build(listing, store.folder, config, workers or os.cpu_count() or 1, progress)
-    return Store(store.folder)
+    folder = store_folder(config)
+    if not _up_to_date(folder, listing):
+        with claimed(folder):
+            if not _up_to_date(folder, listing):  # another process may have built it meanwhile
+                _build(listing, folder, config, workers or os.cpu_count() or 1, progress)
+    return Store(folder)
+
+
+def _up_to_date(folder: Path, listing: Listing) -> bool:
+    """Whether the folder holds a usable store of just these images."""
+    try:
+        return Store(folder).exists() and Store(folder).index.checksum == listing.checksum()
+    except UserError:
+        return False
 
 
 def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, progress: bool) -> None:
@@ -101,7 +110,7 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     if unreadable and not config.skip_unreadable:
         found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
         raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
-    write_index(draft, _index(listing, records, unreadable))
+    write_index(draft, store_index(listing, records, unreadable))
     (draft / DONE).unlink()
     (draft / LISTING).unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -176,7 +185,7 @@ def _decode_batch(batch: list[Record], archives: Archives, config: DataConfig) -
     return images, failed
 
 
-def _index(listing: Listing, records: list[Record], unreadable: dict[int, str]) -> StoreIndex:
+def store_index(listing: Listing, records: list[Record], unreadable: dict[int, str]) -> StoreIndex:
     """The index of a store whose row i holds `records[i]`, without those that could not be read."""
     rows = [row for row in range(len(records)) if row not in unreadable]
     kept = [records[row] for row in rows]

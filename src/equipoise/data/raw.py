@@ -107,10 +107,11 @@ def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centr
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
         picture = to_rgb(ImageOps.exif_transpose(image))
-    side = min(picture.size)
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    box = (left, top, left + side, top + side) if crop == "centre" else (0, 0, *picture.size)
-    square = picture.resize((size, size), Image.Resampling.LANCZOS, box=box)
+    if crop == "centre":
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        picture = picture.crop((left, top, left + side, top + side))
+    square = picture.resize((size, size), Image.Resampling.LANCZOS)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 

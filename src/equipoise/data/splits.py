@@ -57,22 +57,21 @@ def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
 
 
 def count_leaks(groups_by_part: Mapping[str, Collection[str]]) -> str | None:
-    """Say how many test groups are also in training and validation, or None when there are none.
+    """Say how many groups of a later part are also in an earlier one, or None when no group is.
 
     >>> count_leaks({"train": ["a", "b"], "valid": ["c"], "test": ["b", "c", "d"]})
-    '1 of 3 test groups are also in train, 2 of 3 in train or valid'
+    '1 of 3 test groups are also in train; 2 of 3 test groups are also in train or valid'
     """
     train, valid, test = (set(groups_by_part.get(part, ())) for part in PARTS)
-    in_train, in_either, in_valid = len(test & train), len(test & (train | valid)), len(valid & train)
     messages = []
-    if in_train:
-        messages.append(f"{in_train} of {len(test)} test groups are also in train")
-    if in_either > in_train:
-        verb = "" if messages else "test groups are also "
-        messages.append(f"{in_either} of {len(test)} {verb}in train or valid")
-    if in_valid and not messages:
-        messages.append(f"{in_valid} of {len(valid)} valid groups are also in train")
-    return ", ".join(messages) or None
+    if test & train:
+        messages.append(f"{len(test & train)} of {len(test)} test groups are also in train")
+    if test & (valid - train):
+        both = train | valid
+        messages.append(f"{len(test & both)} of {len(test)} test groups are also in train or valid")
+    if valid & train:
+        messages.append(f"{len(valid & train)} of {len(valid)} valid groups are also in train")
+    return "; ".join(messages) or None
 
 
 def stratified_sample(labels: np.ndarray, count: int, seed: int) -> np.ndarray:

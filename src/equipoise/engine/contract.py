@@ -66,8 +66,7 @@ class Setting:
 
     def new_net(self) -> Net:
         """The configured net with the weights that every site and the server start from."""
-        net = self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
-        return net
+        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
 
     def seeded(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()` under the named random stream, moved to the device: the same everywhere."""
@@ -75,7 +74,7 @@ class Setting:
             torch.manual_seed(stream(self.config.seed, "initial", name))
             made = make().to(self.device)
         if isinstance(made, nn.Module) and self.config.compute.channels_last:
-            made = made.to(memory_format=torch.channels_last)
+            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
 
 
@@ -190,6 +189,7 @@ class Client:
         self.references: list[nn.Module] = []
         self._declared: dict[str, _Declared] = {}
         self._autocast = False
+        self.norm_mode = "train"
         self.site = ""
         self.round = 0
         self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
@@ -314,12 +314,17 @@ class Client:
             for entry, tensor in declared.tensors.items()
         }
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a step may read or change."""
+        return [tensor for declared in self._declared.values() for tensor in declared.tensors.values()]
+
     def modules(self) -> Iterator[nn.Module]:
         """The modules of this client."""
         return (value for value in vars(self).values() if isinstance(value, nn.Module))
 
     def set_mode(self, training: bool, norm: str = "train") -> None:
         """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
+        self.norm_mode = norm
         for module in self.modules():
             module.train(training and module not in self.references)
             if training and norm == "eval":

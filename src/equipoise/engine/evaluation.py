@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,9 @@ class Evaluator:
             return wanted
         return "personal" if "personal" in self.views else "global"
 
-    def round_scores(self, parts: Sequence[str], scores: bool = False) -> Iterator[Score]:
+    def round_scores(self, parts: Sequence[str], scores: bool = False) -> Generator[None, None, list[Score]]:
         """Scores of every view at every place that has images in the parts."""
-        yield from self._measure(self._requests(parts, scores))
+        return (yield from self._measure(self._requests(parts, scores)))
 
     def _requests(self, parts: Sequence[str], scores: bool) -> list[Request]:
         common = (self.federation.common,) if self.federation.common else ()
@@ -73,15 +73,21 @@ class Evaluator:
             requests += [_request(s, ("personal",), parts, scores, data=common[0].name) for s in trains]
         return requests
 
-    def _measure(self, requests: Sequence[Request]) -> Iterator[Score]:
-        for request, outcome in zip(requests, self.engine.evaluate(self.server.message(), requests)):
-            for key, counts in outcome.measures.items():
-                view, part = key.split(".")
-                yield Score.of(self.task, request.site, view, part, counts)
+    def _measure(self, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
+        outcomes = yield from self.engine.evaluate(self.server.message(), requests)
+        return [
+            Score.of(self.task, request.site, key.partition(".")[0], key.partition(".")[2], counts)
+            for request, outcome in zip(requests, outcomes)
+            for key, counts in outcome.measures.items()
+        ]
 
-    def final(self, tail: Sequence[Sequence[Score]] | None) -> Iterator[dict[str, Any]]:
+    def final(self, tail: Sequence[Sequence[Score]] | None) -> Generator[None, None, list[dict[str, Any]]]:
         """Test scores of the selected models: per site, mean over sites, pooled, and unseen cohorts."""
-        rounds = tail or [list(self.round_scores(("test",), scores=True))]
+        rounds = tail or [(yield from self.round_scores(("test",), scores=True))]
+        cohorts = yield from self._cohorts()
+        return [*self._finals(rounds), *cohorts]
+
+    def _finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
         for view in self.views:
             sites: dict[str, list[Score]] = {}
             for scores in rounds:
@@ -97,7 +103,6 @@ class Evaluator:
             yield {"view": view, "scope": "mean", "site": None, **_mean_summaries(means), "extra": _spread(per_site)}
             pooled = [self._pooled([s for s in scores if s.view == view]) for scores in rounds]
             yield {"view": view, "scope": "pooled", "site": None, **_mean_summaries(pooled)}
-        yield from self._cohorts()
 
     def _pooled(self, scores: Sequence[Score]) -> dict[str, Any]:
         """All sites' test images as one set; AUC only where raw scores are there (on one machine)."""
@@ -108,16 +113,17 @@ class Evaluator:
             counts["auc"] = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
         return self.task.summary(counts)
 
-    def _cohorts(self) -> Iterator[dict[str, Any]]:
+    def _cohorts(self) -> Generator[None, None, list[dict[str, Any]]]:
         """Unseen cohorts: the global model, or else the first site's personal model (PRR's Table X)."""
-        first = self.federation.training_sites()[0].name
+        first, found = self.federation.training_sites()[0].name, []
         for cohort in self.federation.cohorts:
             if "global" in self.views:
                 request = _request(cohort.name, ("global",), ("test",), False)
             else:
                 request = _request(first, ("personal",), ("test",), False, data=cohort.name)
-            for score in self._measure([request]):
-                yield {"view": score.view, "scope": "cohort", "site": cohort.name, **score.summary}
+            for score in (yield from self._measure([request])):
+                found.append({"view": score.view, "scope": "cohort", "site": cohort.name, **score.summary})
+        return found
 
 
 def _has(site: Site, parts: Sequence[str]) -> bool:

@@ -34,6 +34,12 @@ class EventLog:
         self._file.close()
 
 
+def first_event(path: Path) -> dict[str, Any]:
+    """The event that started a run."""
+    with path.open(encoding="utf-8") as file:
+        return json.loads(file.readline())
+
+
 def _finite(value: Any) -> Any:
     """JSON has no NaN: such numbers become null."""
     if isinstance(value, float):

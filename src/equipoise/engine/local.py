@@ -9,9 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from equipoise.config import Config
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import SpilledPayload, read_payload, safe_name, write_payload
 from equipoise.engine.protocol import (
@@ -37,10 +39,14 @@ from equipoise.engine.protocol import (
 )
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import SiteStates, read_state, write_state
-from equipoise.engine.training import SiteData
+from equipoise.engine.training import SiteData, Steps
+
+Outcomes = Generator[None, None, list[Outcome | SiteFailure]]
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28
+#: what sites keep between asks, held on a GPU
+DEVICE_STATES = 16 << 30
 
 
 def all_sites(federation: Federation) -> dict[str, Site]:
@@ -49,11 +55,11 @@ def all_sites(federation: Federation) -> dict[str, Site]:
     return {site.name: site for site in (*federation.sites, *common, *federation.cohorts)}
 
 
-def new_slot(method: Method, setting: Setting) -> Slot:
+def new_slot(method: Method, setting: Setting, run_step: Steps | None = None) -> Slot:
     """A workplace for the sites of a federation."""
     config = setting.config
     augmentation = build_augmentation(config.augment, setting.image_size, setting.channels)
-    return Slot(method.client_class(config)(setting), augmentation)
+    return Slot(method.client_class(config)(setting), augmentation, run_step)
 
 
 class LocalEngine:
@@ -73,7 +79,14 @@ class LocalEngine:
         self.measures: dict[str, dict[str, Tensors]] = {}
         self._round, self._attempt, self._index = 0, 0, 0
         self._sites = all_sites(federation)
-        self._place = _InProcess(self) if setting.config.compute.workers == 1 else _Pool(self)
+        self._place = self._choose_place()
+
+    def _choose_place(self) -> _InProcess | _Pool | Cohort:
+        if self.setting.device.type == "cuda":
+            self._data: dict[str, SiteData] = {}
+            self.states.budget = DEVICE_STATES
+            return Cohort(self, partial(new_slot, self.method, self.setting))
+        return _InProcess(self) if self.setting.config.compute.workers == 1 else _Pool(self)
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -95,8 +108,8 @@ class LocalEngine:
         """The round is complete; what sites keep becomes their state."""
         self.states.commit()
 
-    def ask(self, ask: Ask) -> Replies:
-        """Let the asked sites perform the action, and give back the sound replies in site order."""
+    def ask(self, ask: Ask) -> Generator[None, None, Replies]:
+        """Let the asked sites perform the action; returns the sound replies in site order, yields between steps."""
         self._check(ask)
         config = self.setting.config
         train = ask.action == "train" and config.evaluation.trained
@@ -116,7 +129,8 @@ class LocalEngine:
         ]
         version = f"{self._round:05d}-{self._attempt}-{self._index}"
         replies: list[Reply] = []
-        for request, outcome in zip(requests, self._place.run(requests, ask, version)):
+        outcomes = yield from self._place.run(requests, ask, version)
+        for request, outcome in zip(requests, outcomes):
             if isinstance(outcome, SiteFailure):
                 self._fail(request.site, str(outcome))
                 continue
@@ -125,7 +139,9 @@ class LocalEngine:
         self._index += 1
         return Replies(self._sound(replies, ask), dict(self.failed))
 
-    def evaluate(self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]) -> Iterator[Outcome]:
+    def evaluate(
+        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
+    ) -> Generator[None, None, list[Outcome]]:
         """Measure models at sites; nothing that sites keep changes."""
         known = {name: value for name, value in message.items() if not isinstance(value, PerSite)}
         own = {name: value for name, value in message.items() if isinstance(value, PerSite)}
@@ -136,10 +152,20 @@ class LocalEngine:
         }
         ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
         asked = [replace(request, action=EVALUATE, round=max(self._round, 1)) for request in requests]
-        for outcome in self._place.run(asked, ask, version=""):
+        outcomes = yield from self._place.run(asked, ask, version="")
+        for outcome in outcomes:
             if isinstance(outcome, SiteFailure):
                 raise RuntimeError(f"evaluation failed: {outcome}")
-            yield outcome
+        return outcomes  # type: ignore[return-value]
+
+    def data(self, request: Request) -> SiteData:
+        """The images that a request uses: memory maps on a CPU, resident on a GPU."""
+        name = request.data or request.site
+        if self.setting.device.type != "cuda":
+            return SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
+        if name not in self._data:
+            self._data[name] = SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
+        return self._data[name]
 
     # ---- what comes back --------------------------------------------------------------------------
 
@@ -212,17 +238,18 @@ class _InProcess:
     def __init__(self, engine: LocalEngine):
         self.engine = engine
         self.slot = new_slot(engine.method, engine.setting)
-        self._data: dict[str, SiteData] = {}
 
-    def run(self, requests: Iterable[Request], ask: Ask, version: str) -> Iterator[Outcome | SiteFailure]:
+    def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
         states, in_memory = self.engine.states, 0
+        outcomes: list[Outcome | SiteFailure] = []
         for request in requests:
-            data = self.data(request.data or request.site)
+            data = self.engine.data(request)
             try:
-                work = self.slot.perform(request, ask.message(request.site), states.load(request.site), data)
-                outcome = exhaust(work)
+                outcome = yield from self.slot.perform(
+                    request, ask.message(request.site), states.load(request.site), data
+                )
             except SiteFailure as failure:
-                yield failure
+                outcomes.append(failure)
                 continue
             if outcome.kept is not None:
                 states.put(request.site, version, outcome.kept)
@@ -231,13 +258,9 @@ class _InProcess:
             if in_memory > REPLY_BUDGET and outcome.payload:
                 path = self.engine.exchange / f"reply-{request.index}-{safe_name(request.site)}.safetensors"
                 write_payload(path, outcome.payload)
-                outcome.payload = SpilledPayload(path)  # type: ignore[assignment]
-            yield outcome
-
-    def data(self, name: str) -> SiteData:
-        """A site's images; only what training reads is ever opened, and memory maps are shared."""
-        engine = self.engine
-        return SiteData(engine._sites[name], engine.setting.num_classes, engine.setting.device)
+                outcome.payload = SpilledPayload(path)
+            outcomes.append(outcome)
+        return outcomes
 
     def close(self) -> None:
         """Nothing to end."""
@@ -256,7 +279,7 @@ class _Pool:
             initargs=(config, engine.method, engine.federation),
         )
 
-    def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Iterator[Outcome | SiteFailure]:
+    def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
         engine = self.engine
         per_site = any(isinstance(value, PerSite) for value in ask.payload.values())
         shared = engine.exchange / f"message-{engine._index}-{ask.action}.safetensors"
@@ -274,22 +297,25 @@ class _Pool:
             reply = engine.exchange / f"reply-{engine._index}-{safe_name(request.site)}.safetensors"
             after = engine.states.path(request.site, version) if version else None
             futures.append(self.pool.submit(_work, request, message, kept, reply, after))
+        outcomes: list[Outcome | SiteFailure] = []
         for request, future in zip(requests, futures):
+            yield
             try:
-                outcome, wrote_state = future.result()
+                outcome, measures, wrote_state = future.result()
             except SiteFailure as failure:
-                yield failure
+                outcomes.append(failure)
                 continue
             if wrote_state:
                 engine.states.note(request.site, version)
             outcome.measures = {
                 name: {key: torch.from_numpy(value) for key, value in counts.items()}
-                for name, counts in outcome.measures.items()
+                for name, counts in measures.items()
             }
             if request.action != EVALUATE:
                 path = engine.exchange / f"reply-{engine._index}-{safe_name(request.site)}.safetensors"
                 outcome.payload = SpilledPayload(path)
-            yield outcome
+            outcomes.append(outcome)
+        return outcomes
 
     def close(self) -> None:
         """End the workers."""
@@ -325,4 +351,4 @@ def _work(request: Request, message: Path, kept: Path | None, reply: Path, after
     if outcome.kept is not None and after is not None:
         write_state(after, outcome.kept)
     measures = {name: {k: v.numpy() for k, v in counts.items()} for name, counts in outcome.measures.items()}
-    return Outcome({}, None, measures, outcome.facts), outcome.kept is not None and after is not None
+    return Outcome(facts=outcome.facts), measures, outcome.kept is not None and after is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from equipoise.errors import UserError
 from equipoise.streams import stream
 
 ATTEMPTS = 3
+Steps = Generator[None, None, None]
 
 
 class Observer(Protocol):
@@ -63,6 +64,11 @@ class Run:
 
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
+        for _ in self.steps(resume):
+            pass
+
+    def steps(self, resume: bool = False) -> Steps:
+        """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
         latest = self._open(resume)
         self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
@@ -73,15 +79,15 @@ class Run:
                 self.evaluator = Evaluator(self.engine, self.server, self.federation)
                 if latest is None:
                     write_text(self.folder / "config.toml", self.config.to_toml())
-                    self._start()
+                    yield from self._start()
                 else:
                     self._restore(latest.round)
                     self.selection = latest.selection
                     self._tell("resumed", round=latest.round)
                 for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
-                    self._round(number)
+                    yield from self._round(number)
                     self._checkpoint(number, time.perf_counter() - began)
-                self._finish()
+                yield from self._finish()
             self._tell("end", seconds=time.perf_counter() - began)
         finally:
             self.log.close()
@@ -101,7 +107,7 @@ class Run:
             )
         return latest
 
-    def _start(self) -> None:
+    def _start(self) -> Steps:
         shared = self.server.message()
         self._tell(
             "start",
@@ -111,6 +117,8 @@ class Run:
             version=__version__,
             config=self.config.model_dump(mode="json"),
             classes=list(self.federation.classes),
+            image_size=self.federation.image_size,
+            channels=self.federation.channels,
             sites=[self._site_facts(site) for site in self._everyone()],
             warnings=list(self.federation.warnings),
             disclosure=self.engine.client.discloses,
@@ -119,9 +127,9 @@ class Run:
             model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),
         )
         self.engine.begin(0, 0)
-        self._converse(self.server.start(self.sites))
+        yield from self._converse(self.server.start(self.sites))
         self.engine.commit()
-        self._evaluate(0)
+        yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
 
     def _everyone(self) -> Iterator[Site]:
@@ -142,13 +150,13 @@ class Run:
 
     # ---- a round -----------------------------------------------------------------------------------
 
-    def _round(self, number: int) -> None:
+    def _round(self, number: int) -> Steps:
         began = time.perf_counter()
         before = self.server.state.snapshot()
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
             try:
-                self._converse(self.server.round(number, self._drawn(number, attempt)))
+                yield from self._converse(self.server.round(number, self._drawn(number, attempt)))
                 break
             except RoundFailed as failure:
                 self.server.state.restore(before, self.setting.device)
@@ -164,7 +172,7 @@ class Run:
             sites=self.engine.facts,
             missing=self.engine.failed,
         )
-        self._evaluate(number)
+        yield from self._evaluate(number)
 
     def _drawn(self, number: int, attempt: int) -> list[str]:
         """The sites of a round: a share of all, drawn from the seed, in the federation's order."""
@@ -176,7 +184,7 @@ class Run:
         chosen = set(draw.sample(self.sites, count))
         return [site for site in self.sites if site in chosen]
 
-    def _converse(self, conversation: Conversation) -> None:
+    def _converse(self, conversation: Conversation) -> Steps:
         """Let the server's generator ask, and send it the replies."""
         replies: Replies | None = None
         while True:
@@ -184,7 +192,7 @@ class Run:
                 ask = next(conversation) if replies is None else conversation.send(replies)
             except StopIteration:
                 return
-            replies = self.engine.ask(ask)
+            replies = yield from self.engine.ask(ask)
             if len(replies) < min(self.config.train.min_sites, len(ask.sites)):
                 conversation.close()
                 lost = "; ".join(f"{site}: {why}" for site, why in replies.missing.items())
@@ -192,7 +200,7 @@ class Run:
 
     # ---- evaluation and selection --------------------------------------------------------------------
 
-    def _evaluate(self, number: int) -> None:
+    def _evaluate(self, number: int) -> Steps:
         settings = self.config.evaluation
         last = number == self.config.train.rounds
         for site, measures in self.engine.measures.items():
@@ -202,7 +210,7 @@ class Run:
             return
         in_tail = settings.rule == "mean_last" and number > self.config.train.rounds - settings.last
         parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
-        scores = list(self.evaluator.round_scores(parts))
+        scores = yield from self.evaluator.round_scores(parts)
         for score in scores:
             self._tell_score(score, number)
         if in_tail:
@@ -247,7 +255,7 @@ class Run:
         retained = self.checkpoints.retain(wanted)
         self.engine.states.collect(m.sites for m in retained)
 
-    def _finish(self) -> None:
+    def _finish(self) -> Steps:
         """Measure the selected models on the test part and write them out."""
         rule = self.config.evaluation.rule
         chosen = self.selection.get("round", self.config.train.rounds)
@@ -255,7 +263,7 @@ class Run:
             self._restore(chosen)
         self._write_models()
         tail = self.tail if rule == "mean_last" else None
-        for fields in self.evaluator.final(tail):
+        for fields in (yield from self.evaluator.final(tail)):
             self._tell("final", part="test", rule=rule, round=chosen, **fields)
 
     def _write_models(self) -> None:

@@ -17,7 +17,7 @@ class Optimiser:
         self.config = config
         named = list(parameters)
         self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
+        self.parameters: list[Tensor] = [parameter for _, parameter in named]
         device = self.parameters[0].device
         self.lr = torch.zeros((), device=device)
         kinds = {"sgd": ("momentum",) if config.momentum else (), "adam": ("mean", "square")}[config.name]
@@ -33,8 +33,11 @@ class Optimiser:
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor | None]) -> None:
         """One step; a parameter whose gradient is None is left alone, moments included."""
-        used = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        grads = [_laid_out_like(gradients[i], self.parameters[i]) for i in used]
+        found = [(i, gradient) for i, gradient in enumerate(gradients) if gradient is not None]
+        if not found:
+            return
+        used = [i for i, _ in found]
+        grads = [_laid_out_like(gradient, self.parameters[i]) for i, gradient in found]
         if self.config.clip is not None:
             grads = clip_by_norm(grads, self.config.clip)
         parameters = [self.parameters[i] for i in used]
@@ -58,7 +61,8 @@ class Optimiser:
             torch._fused_adam_(
                 parameters,
                 grads,
-                *moments,
+                moments[0],
+                moments[1],
                 [],
                 counts,
                 lr=self.lr,
@@ -71,10 +75,10 @@ class Optimiser:
             )
 
 
-def clip_by_norm(gradients: Sequence[Tensor], largest: float) -> list[Tensor]:
+def clip_by_norm(gradients: list[Tensor], largest: float) -> list[Tensor]:
     """Scale all gradients together so that their joint norm is at most `largest`; no host sync."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    factor: Tensor = (largest / (norm + 1e-6)).clamp(max=1.0)
     return list(torch._foreach_mul(gradients, factor))
 
 

@@ -49,6 +49,8 @@ class Train:
     epochs: int | None = None
     steps: int | None = None
     phase: str = "main"
+    first_epoch: int = 0
+    """Number of the first epoch, where the site already trained in another ask of the round: no draw is repeated."""
 
 
 @dataclass(frozen=True)

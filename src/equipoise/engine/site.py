@@ -14,16 +14,16 @@ from equipoise.data.augment import Augmentation
 from equipoise.engine.contract import Client
 from equipoise.engine.protocol import Evaluate, Payload, Scan, Tensors, Train, Value, check_payload
 from equipoise.engine.training import (
+    EagerSteps,
     Progress,
     SiteData,
     Steps,
-    eager_step,
     evaluate,
     logits_of,
     scan,
-    seed_dropout,
     train,
 )
+from equipoise.streams import stream
 
 EVALUATE = "evaluate"
 
@@ -47,7 +47,7 @@ class Request:
 class Outcome:
     """What came of a request. `kept` is the site's next state, None where nothing is kept or changed."""
 
-    payload: Payload = field(default_factory=dict)
+    payload: Mapping[str, Value] = field(default_factory=dict)
     kept: Tensors | None = None
     measures: dict[str, Tensors] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
@@ -56,10 +56,11 @@ class Outcome:
 class Slot:
     """A workplace: one client object that serves site after site."""
 
-    def __init__(self, client: Client, augmentation: Augmentation, run_step: Steps = eager_step):
+    def __init__(self, client: Client, augmentation: Augmentation, run_step: Steps | None = None):
         self.client = client
         self.augmentation = augmentation
-        self.run_step = run_step
+        self.run_step = run_step or EagerSteps()
+        self._loss_sum = torch.zeros((), device=client.setting.device)
 
     def perform(
         self, request: Request, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None, data: SiteData
@@ -67,7 +68,7 @@ class Slot:
         """Perform a request; yields after each training step, and returns the outcome."""
         client, began = self.client, time.perf_counter()
         self._work = 0
-        self._progress = Progress(torch.zeros((), device=client.setting.device))
+        self._progress = Progress(self._loss_sum.zero_())
         client.begin(message, kept)
         client.site, client.round = request.site, request.round
         client.class_counts.copy_(data.class_counts)
@@ -113,6 +114,7 @@ class Slot:
         }
         next_state = {name: tensor.clone() for name, tensor in client.kept().items()}
         measures = yield from self._measure(request, data, adapt=False)
+        yield from self._settle()
         facts: dict[str, float] = {}
         if self._progress.samples:
             facts = {
@@ -124,18 +126,30 @@ class Slot:
 
     def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
         """Run one piece of work that an action yielded."""
-        seed_dropout(self.client, self._work)
+        client = self.client
+        self.run_step.seed(stream(client.config.seed, "dropout", client.round, client.site, self._work))
         self._work += 1
         if isinstance(work, Train):
-            yield from train(
-                self.client, data["train"], self.augmentation, work, self._progress, self.run_step
-            )
+            yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
             return None
+        result: Any
         if isinstance(work, Scan):
-            return scan(self.client, data[work.part], self.augmentation, work)
+            result = scan(client, data[work.part], self.augmentation, work)
+            yield from self._settle()
+            return result
         if isinstance(work, Evaluate):
-            return evaluate(self.client, data, self.augmentation, work)
-        raise TypeError(f"{type(self.client).__name__} yielded {work!r}, which is no work")
+            result = evaluate(client, data, self.augmentation, work)
+            yield from self._settle()
+            return result
+        raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
+
+    def _settle(self) -> Generator[None, None, None]:
+        """Let other slots work until this one's results are there: reading them then stalls nobody."""
+        if self.client.setting.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                yield
 
     def _measure(self, request: Request, data: SiteData, adapt: bool) -> Generator[None, None, dict[str, Tensors]]:
         """Counts of the asked views on the asked parts, by `view.part`; the global model before any adaptation."""
@@ -153,6 +167,7 @@ class Slot:
             for part in request.measure:
                 if data.has(part):
                     logits = logits_of(client, data[part], self.augmentation, view)
+                    yield from self._settle()
                     counts = client.setting.task.measure(logits, data[part].labels)
                     if request.scores:
                         counts |= {"scores": logits.softmax(1).cpu(), "labels": data[part].labels.cpu()}

@@ -20,7 +20,7 @@ from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
 from equipoise.streams import stream
 
 #: float32 bytes of augmented images that are made at a time, by device type
-CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 
 class Part:
@@ -65,7 +65,23 @@ class SiteData:
 class Steps(Protocol):
     """How a step is run: eagerly, or as a captured graph."""
 
-    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None: ...
+    def seed(self, value: int) -> None:
+        """Start the random stream that dropout and drop-connect draw from."""
+
+    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
+        """Run one step, and add its loss times its number of samples to `loss_sum`."""
+
+
+class EagerSteps:
+    """Runs each step at once."""
+
+    def seed(self, value: int) -> None:
+        """Seed torch's default generators."""
+        torch.manual_seed(value)
+
+    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
+        """Run one step now."""
+        eager_step(client, phase, batches, loss_sum)
 
 
 def eager_step(client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
@@ -99,6 +115,7 @@ def train(
     config = client.config.train
     steps = work.steps or (config.steps if work.epochs is None else None)
     epochs = work.epochs or config.epochs
+    progress.epochs = max(progress.epochs, work.first_epoch)
     last_step = progress.steps + steps if steps else None
     last_epoch = None if steps else progress.epochs + epochs
     phase = client.phases[work.phase]
@@ -201,9 +218,3 @@ def logits_of(client: Client, part: Part, augmentation: Augmentation, view: str)
 
     logits = scan(client, part, augmentation, Scan("", predict, reduce="concatenate"))["logits"].float()
     return torch.nan_to_num(logits)  # a model that diverged is measured like any other
-
-
-def seed_dropout(client: Client, index: int) -> None:
-    """Start the stream that dropout and drop-connect draw from, for one piece of work of one ask."""
-    torch.manual_seed(stream(client.config.seed, "dropout", client.round, client.site, index))
-

@@ -14,6 +14,7 @@ from equipoise.losses.prototype import (
     imbalance_ratios,
     prototype_distance,
     subcluster_regularisation,
+    subcluster_scores,
 )
 from equipoise.losses.statistics import norm_statistics_gap
 from equipoise.losses.supervised import (
@@ -59,5 +60,6 @@ __all__ = [
     "prototype_distance",
     "restricted_softmax",
     "subcluster_regularisation",
+    "subcluster_scores",
     "supervised_loss",
 ]

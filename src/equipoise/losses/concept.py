@@ -19,9 +19,7 @@ def concept_logits(features: Tensor, mean: Tensor, variance: Tensor, temperature
     return temperature * (h @ mean.to(h.dtype).T + temperature / 2 * (h.square() @ variance.to(h.dtype).T))
 
 
-def concept_alignment(
-    features: Tensor, labels: Tensor, mean: Tensor, variance: Tensor, temperature: Scale
-) -> Tensor:
+def concept_alignment(features: Tensor, labels: Tensor, mean: Tensor, variance: Tensor, temperature: Scale) -> Tensor:
     """Mean of the cross entropy of `concept_logits` + tau^2/2 h^2 sigma_y.
 
     It bounds the expected cross entropy over all texts of the classes. Features (B, D) before normalisation,
@@ -32,9 +30,7 @@ def concept_alignment(
     return F.cross_entropy(logits, labels) + temperature**2 / 2 * uncertainty.sum(-1).mean()
 
 
-def diversity(
-    codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, epsilon: float = 1e-5
-) -> Tensor:
+def diversity(codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, epsilon: float = 1e-5) -> Tensor:
     """FedBM's L_div, which keeps a generator from drawing one image per class.
 
     Per class the mean over pairs of 1 / (|image gap| / |code gap| + epsilon), the gaps being sums of absolute

@@ -36,9 +36,7 @@ def intra_client_contrastive(
     return -(log_likelihood / positives.sum(1).clamp(min=1)).mean()
 
 
-def inter_client_contrastive(
-    features: Tensor, labels: Tensor, prototypes: Tensor, temperature: float = 0.1
-) -> Tensor:
+def inter_client_contrastive(features: Tensor, labels: Tensor, prototypes: Tensor, temperature: float = 0.1) -> Tensor:
     """FedIIC's contrast against the federation's prototypes: cross entropy of z V^T / temperature (Eq. 4).
 
     Features (B, 2, D) and prototypes (C, D) have unit norm. For prototypes at right angles to each other

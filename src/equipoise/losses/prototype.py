@@ -11,6 +11,27 @@ EPSILON = 1e-6
 """The one small constant of CPA: in the denominator, inside the logarithm, and under the cosine."""
 
 
+def subcluster_scores(
+    features: Tensor,
+    prototypes: Tensor,
+    normalise: str = "layernorm",
+    temperature: float = 0.1,
+    present: Tensor | None = None,
+) -> Tensor:
+    """How near features (B, D) are to each class: (B, C) of m_c = max_k cos(z, p_ck), normalised over classes.
+
+    Prototypes (C, K, D), fixed. Bare cosines make a nearly flat softmax, so `normalise` sharpens them:
+    "layernorm" over the classes of the mask `present` (C,) (as released), "temperature" (m / temperature) or
+    "none".
+    """
+    check_choice("normalise", normalise, ("layernorm", "none", "temperature"))
+    directions = F.normalize(prototypes.detach().to(features.dtype), dim=-1)
+    nearest = torch.einsum("bd,ckd->bck", F.normalize(features, dim=-1), directions).amax(-1)
+    if normalise == "layernorm":
+        return _standardise(nearest, present)
+    return nearest / temperature if normalise == "temperature" else nearest
+
+
 def subcluster_regularisation(
     features: Tensor,
     labels: Tensor,
@@ -19,21 +40,13 @@ def subcluster_regularisation(
     temperature: float = 0.1,
     present: Tensor | None = None,
 ) -> Tensor:
-    """FedNPR's non-parametric regularisation: cross entropy of m_c = max_k cos(z, p_ck).
+    """FedNPR's non-parametric regularisation: cross entropy of `subcluster_scores` (Wicaksana et al., 2024, Eq. 3).
 
-    Wicaksana et al., 2024, Eq. 3. Features (B, D), prototypes (C, K, D), fixed. Bare cosines make a nearly
-    flat softmax, so `normalise` sharpens them: "layernorm" over classes (as released), "temperature" (m /
-    temperature) or "none" (Eq. 3 as printed). Classes outside the mask `present` (C,) are left out. K = 1 is
-    a nearest-mean classifier.
+    Features (B, D), prototypes (C, K, D). `normalise="none"` is Eq. 3 as printed. Classes outside the mask
+    `present` (C,) are left out. K = 1 is a nearest-mean classifier.
     """
-    check_choice("normalise", normalise, ("layernorm", "none", "temperature"))
-    directions = F.normalize(prototypes.detach().to(features.dtype), dim=-1)
-    nearest = torch.einsum("bd,ckd->bck", F.normalize(features, dim=-1), directions).amax(-1)
-    if normalise == "layernorm":
-        nearest = _standardise(nearest, present)
-    elif normalise == "temperature":
-        nearest = nearest / temperature
-    return cross_entropy_over(nearest, labels, present)
+    scores = subcluster_scores(features, prototypes, normalise, temperature, present)
+    return cross_entropy_over(scores, labels, present)
 
 
 def _standardise(scores: Tensor, present: Tensor | None, epsilon: float = 1e-5) -> Tensor:
@@ -87,9 +100,7 @@ def conjoint_prototype_aligned(
     return losses.mean()
 
 
-def prototype_distance(
-    features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None
-) -> Tensor:
+def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
     """FedProto: mean squared difference between features and their classes' prototypes (Tan et al., 2022).
 
     Features (B, D), prototypes (C, D), fixed. Samples of classes outside the mask `present` (C,) contribute

@@ -28,12 +28,12 @@ def logit_adjusted(logits: Tensor, labels: Tensor, margins: Tensor) -> Tensor:
     return F.cross_entropy(logits + per_class(margins.to(working_dtype(logits)), logits), labels)
 
 
-def balanced_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
-    """Cross entropy of logits + log(p + 1e-9), p the class frequencies (Ren et al., 2020).
+def balanced_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor, gamma: float = 1.0) -> Tensor:
+    """Cross entropy of logits + gamma log(p + 1e-9), p the class frequencies (Ren et al., 2020).
 
-    With equal counts it is plain cross entropy.
+    With equal counts, or gamma 0, it is plain cross entropy.
     """
-    return logit_adjusted(logits, labels, (frequencies(class_counts, working_dtype(logits)) + 1e-9).log())
+    return logit_adjusted(logits, labels, gamma * (frequencies(class_counts, working_dtype(logits)) + 1e-9).log())
 
 
 def difficulty_margins(class_counts: Tensor, class_losses: Tensor, exponent: float = 0.25) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Iterable
 
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.errors import UserError
+from equipoise.methods.fednpr import with_npr
 
 _NOT_METHODS = {"common"}
 
@@ -22,14 +25,14 @@ def method_names() -> list[str]:
 
 
 def get_method(name: str) -> Method:
-    """A method by name."""
+    """A method by name, ready for the additions that any method can take (NPR)."""
     if name not in method_names():
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    return module.METHOD
+    return dataclasses.replace(module.METHOD, extend=with_npr)
 
 
-def option_tables() -> dict[str, type[Table]]:
-    """The config tables of all methods that have options."""
-    methods = {name: get_method(name) for name in method_names()}
-    return {method.table or name: method.options for name, method in methods.items() if method.options.model_fields}
+def option_tables(keys: Iterable[str]) -> dict[str, type[Table]]:
+    """The option tables among the keys of a config: those named like a method that has options."""
+    named = {key: get_method(key) for key in set(keys) & set(method_names())}
+    return {key: method.options for key, method in named.items() if not method.table}

@@ -1,12 +1,20 @@
-"""What several servers do with replies: averages and totals, folded tensor by tensor in site order."""
+"""What several methods share: what a server does with replies (averages and totals, folded tensor by tensor in site
+order), and which entries of a net travel."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.aggregation import weighted_mean
 from equipoise.engine.protocol import Replies, Tensors
+from equipoise.nets import groups
+
+
+def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:
+    """The state-dict names of a net outside some of its groups (body, head, norm, statistics), in its order."""
+    left_out = {entry for name in names for entry in groups(net)[name]}
+    return tuple(entry for entry in net.state_dict() if entry not in left_out)
 
 
 def site_weights(replies: Replies, kind: str = "size") -> list[float]:

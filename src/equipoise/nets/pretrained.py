@@ -1,11 +1,12 @@
 """The nets that come with ImageNet weights: ResNet-18 and EfficientNet-B0 from MONAI, EfficientNet-Lite0 from
-the packages of the extra `lite` (He et al., 2016; Tan and Le, 2019; Liu, 2020)."""
+the packages of the extra `lite` (He et al., 2016; Tan and Le, 2019; Liu, 2020).
+
+Their packages are imported where a net is built: MONAI takes seconds, which others need not wait for.
+"""
 
 from importlib import import_module
 from types import ModuleType
 
-from monai.networks.nets import EfficientNetBN, ResNet
-from monai.networks.nets.efficientnet import MBConvBlock
 from torch import nn
 
 from equipoise.errors import UserError
@@ -18,6 +19,8 @@ EFFICIENTNET_SMALLEST = 32
 
 def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
     """The standard ResNet-18 (7x7 stem of stride 2, shortcuts without bias): 512 features."""
+    from monai.networks.nets import ResNet
+
     body = ResNet(
         "basic",
         layers=[2, 2, 2, 2],
@@ -33,6 +36,8 @@ def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
 
 def efficientnet_b0(num_classes: int, channels: int, dropout: float, drop_connect: float) -> Net:
     """EfficientNet-B0: 1280 features."""
+    from monai.networks.nets.efficientnet import EfficientNetBN, MBConvBlock
+
     body = EfficientNetBN("efficientnet-b0", pretrained=False, in_channels=channels, num_classes=num_classes)
     blocks = [module for module in body.modules() if isinstance(module, MBConvBlock)]
     for index, block in enumerate(blocks):

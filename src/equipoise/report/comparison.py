@@ -42,15 +42,15 @@ def same_federation(runs: Sequence[RunRecord]) -> bool:
 
 
 def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
-    """Validation balanced accuracy of every run: the mean over sites, then site by site."""
+    """Validation balanced accuracy of every run: the mean over sites, then each site they share."""
     curves = [metric_curves(run, "balanced_accuracy", run.end_view) for run in runs]
     if not any(curves):
         return None
     means = [mean_curve(each) for each in curves]
-    sites = list(dict.fromkeys(site for each in curves for site in each))
+    shared = [site for site in curves[0] if all(site in each for each in curves)]
     panels: list[tuple[str, list[Curve]]] = [("Mean over sites", means)]
-    if 1 < len(sites) <= MOST_SITES:
-        panels += [(site, [each.get(site, {}) for each in curves]) for site in sites]
+    if 1 < len(shared) <= MOST_SITES:
+        panels += [(site, [each[site] for each in curves]) for site in shared]
     rows, columns = grid_shape(len(panels), 4)
     figure = canvas(FULL_WIDTH, 0.4 + (2.2 if rows > 1 else 2.8) * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)

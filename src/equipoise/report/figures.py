@@ -282,7 +282,7 @@ def _heat(ax: Axes, values: np.ndarray, texts: np.ndarray, size: float = 8) -> N
         value = values[row, column]
         shade = MUTED if np.isnan(value) or not value else "white" if value > 55 else INK
         ax.text(column + 0.5, row + 0.5, str(text), ha="center", va="center", fontsize=size, color=shade)
-    ax.invert_yaxis()
+    ax.set_ylim(len(values), 0)  # the first row on top
     _frameless(ax)
 
 

@@ -104,7 +104,7 @@ FEDERATION = Plot(
     "Training images of each class at each site; the area of a bubble is the count, 0 marks an absent class.",
     remark=figures.sites_shown,
 )
-RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, COST, FEDERATION)
+RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, COST)
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
@@ -190,7 +190,7 @@ def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> 
         FEDERATION.picture(runs[0], "comparison") if shared else None,
     ]
     return {
-        "groups": groups,
+        "groups": dict(sorted(groups.items(), key=lambda group: list(SCOPE_TITLES).index(group[0][1]))),
         "best": best_values(headline(runs)),
         "notes": [(label, selection_note(run)) for run, label in zip(runs, labels)],
         "cost": [(label, _cost_summary(run)) for run, label in zip(runs, labels)],

@@ -29,7 +29,7 @@ ACCENT_LIGHT = "#a9c4de"
 # Paul Tol's "muted" scheme: told apart under the common colour-vision deficiencies and on paper.
 PALETTE = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#999933", "#44AA99", "#882255", "#DDCC77")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#c9d9ea", "#6f9bc4", "#2b5f94", "#12305a"])
+SHADES = LinearSegmentedColormap.from_list("shades", ["#f3f6fa", "#c9d9ea", "#6f9bc4", "#2b5f94", "#12305a"])
 MOST_LINES = 40
 
 _STYLE: dict[Any, Any] = {
@@ -94,7 +94,7 @@ def to_svg(figure: Figure, salt: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, count=2, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text, count=2)  # an HTML parser knows the namespaces
-    return re.sub(r'<g id="[^"]*">', "<g>", text)  # "axes_1" in every figure would repeat ids
+    return re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" in every figure would repeat ids
 
 
 def plain(name: str, most: int = 28) -> str:

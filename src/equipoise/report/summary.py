@@ -14,7 +14,8 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
     totals = [sum(counts) for counts in zip(*(site.train for site in run.training_sites))]
     images = f"{sum(totals):,} training images of {len(start.classes)} classes"
     ratio = f", commonest to rarest {max(totals) / min(totals):.1f} : 1" if totals and min(totals) else ""
-    federation = f"{len(run.training_sites)} training sites, {images}{ratio}"
+    count = len(run.training_sites)
+    federation = f"{count} training site{'' if count == 1 else 's'}, {images}{ratio}"
     if run.evaluators:
         federation += f"; only evaluated: {', '.join(run.evaluators)}"
     entries = [
@@ -104,7 +105,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in the units a person would use."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

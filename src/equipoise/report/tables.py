@@ -85,7 +85,7 @@ def site_rows(run: RunRecord) -> list[HeadlineRow]:
 
 
 def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float]:
-    """The best test value per column among rows that measure the same thing, where there are several."""
+    """The best test value per column among rows that measure the same thing, where these differ."""
     best = {}
     for column in COLUMNS:
         rivals: dict[RivalKey, list[float]] = {}
@@ -94,7 +94,7 @@ def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float
             if row.part == "test" and value is not None:
                 rivals.setdefault(row.rival_key, []).append(value)
         choose = max if column.higher_is_better else min
-        best.update({(key, column.key): choose(values) for key, values in rivals.items() if len(values) > 1})
+        best.update({(key, column.key): choose(values) for key, values in rivals.items() if len(set(values)) > 1})
     return best
 
 

@@ -1,5 +1,7 @@
 """What every step of an augmentation shares: the batch it works on, and random numbers one per sample."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -15,6 +17,18 @@ class Batch(NamedTuple):
 
     images: Tensor
     masks: Tensor | None
+
+    def take(self, index: Tensor) -> "Batch":
+        """The samples at the places of an index (n,)."""
+        masks = None if self.masks is None else self.masks.index_select(0, index)
+        return Batch(self.images.index_select(0, index), masks)
+
+    def put(self, index: Tensor, samples: "Batch") -> "Batch":
+        """A copy of this batch with samples written to the places of an index (n,)."""
+        images = self.images.index_copy(0, index, samples.images)
+        if self.masks is None or samples.masks is None:
+            return Batch(images, self.masks)
+        return Batch(images, self.masks.index_copy(0, index, samples.masks))
 
 
 class Step(Protocol):
@@ -43,6 +57,29 @@ def uniform(images: Tensor, low: float, high: float, generator: Generator | None
 def coin(images: Tensor, probability: float, generator: Generator | None) -> Tensor:
     """True with the given probability, one per image, (B,)."""
     return torch.rand(len(images), generator=generator, device=images.device) < probability
+
+
+def allot(
+    images: Tensor, shares: Sequence[float], generator: Generator | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Deals a batch out at random: an image falls to each share with its probability, to one share at most.
+
+    Images are shuffled and laid at equal distances, from a random start, along a line on which each share has
+    its stretch. So every image has its chances, and yet the host knows how many there are to a share but for
+    the one at either end: work for a few images costs a few images. Returns, per share, the indices of those
+    that may belong to it (n,) and whether they do (n,).
+    """
+    count = len(images)
+    order = torch.rand(count, generator=generator, device=images.device).argsort(stable=True)
+    start = torch.rand((), generator=generator, device=images.device)
+    places = (torch.arange(count, device=images.device) + start) / max(count, 1)
+    dealt = []
+    end = 0.0
+    for share in shares:
+        begin, end = end, end + share
+        among = slice(math.floor(begin * count), math.ceil(end * count))
+        dealt.append((order[among], (begin <= places[among]) & (places[among] < end)))
+    return dealt
 
 
 def per_image(values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Steps that mix each pixel with its neighbours or with noise: Gaussian, binomial and median blur, noise."""
 
+import math
 from dataclasses import dataclass
 from itertools import product
 
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from equipoise.data.augment.draws import WHITE, Photometric, coin, constant, per_image, uniform
+from equipoise.data.augment.draws import WHITE, Photometric, allot, constant, per_image, uniform
 
 
 def convolve(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
@@ -49,35 +50,39 @@ class GaussianBlur(Photometric):
 
 @dataclass(frozen=True)
 class BinomialBlur(Photometric):
-    """Weights 1-2-1 or 1-4-6-4-1 at random: what OpenCV takes for a Gaussian of 3 or 5 pixels."""
+    """Weights 1-2-1 for 3 pixels or 1-4-6-4-1 for 5: what OpenCV takes for a Gaussian of that size."""
+
+    size: int
 
     def change(self, images: Tensor, generator: Generator | None) -> Tensor:
-        narrow = constant((0.0, 4.0, 8.0, 4.0, 0.0), images.device)
-        wide = constant((1.0, 4.0, 6.0, 4.0, 1.0), images.device)
-        weights = torch.where(coin(images, 0.5, generator)[:, None], wide, narrow) / 16
+        row = [math.comb(self.size - 1, place) for place in range(self.size)]
+        weights = constant(tuple(entry / sum(row) for entry in row), images.device).expand(len(images), -1)
         return convolve(images, weights, weights)
 
 
 @dataclass(frozen=True)
 class MedianBlur(Photometric):
-    """The median of 3x3 or of 5x5 pixels, one or the other at random."""
+    """The median of size x size pixels."""
+
+    size: int
 
     def change(self, images: Tensor, generator: Generator | None) -> Tensor:
-        levels = images.round().to(torch.uint8)  # a quarter of the traffic, and medians are selections anyway
-        wide = per_image(coin(images, 0.5, generator))
-        return torch.where(wide, median_filter(levels, 5), median_filter(levels, 3)).float()
+        # A quarter of the memory traffic, and a median is one of the levels anyway.
+        return median_filter(images.round().to(torch.uint8), self.size).float()
 
 
 def median_filter(images: Tensor, size: int) -> Tensor:
-    """The exact median of size x size pixels around each pixel, size odd; edges repeat.
+    """The exact median of size x size pixels around each pixel of (B, C, H, W), size odd; edges repeat.
 
     A selection network of element-wise minima and maxima. Columns are sorted once and shared by all windows;
-    when rows are sorted too, an entry has all those above and to its left below it, and all others of its
-    lower right above it, which leaves few candidates for the middle."""
+    when rows are sorted too, an entry is at least all those above and to its left, and at most all those
+    below and to its right, which leaves few candidates for the middle."""
     height, width = images.shape[-2:]
     padded = _repeat_edges(images, size // 2)
-    columns = _sort([padded.narrow(-2, row, height) for row in range(size)])
-    rows = [_sort([column.narrow(-1, place, width) for place in range(size)]) for column in columns]
+    # A shift by a row or a column is a shift in memory: what is read across an edge lands in the margin.
+    flat, stride = padded.flatten(), padded.shape[-1]
+    columns = _sort(_shifts(flat, stride, size))
+    rows = [_sort(_shifts(column, 1, size)) for column in columns]
     middle = size * size // 2 + 1
     candidates = [
         rows[i][j]
@@ -88,7 +93,14 @@ def median_filter(images: Tensor, size: int) -> Tensor:
         # The smallest and the largest of more than half of the values cannot be their median.
         enough = len(candidates) // 2 + 2
         candidates = _without_extremes(candidates[:enough]) + candidates[enough:]
-    return candidates[0]
+    flat[: len(candidates[0])] = candidates[0]
+    return flat.view(padded.shape)[..., :height, :width]
+
+
+def _shifts(flat: Tensor, step: int, count: int) -> list[Tensor]:
+    """`flat` from its start, from `step` further on, and so on, all cut to the length of the last."""
+    length = len(flat) - (count - 1) * step
+    return [flat.narrow(0, index * step, length) for index in range(count)]
 
 
 def _repeat_edges(images: Tensor, margin: int) -> Tensor:
@@ -141,16 +153,16 @@ class GaussianNoise(Photometric):
 
 @dataclass(frozen=True)
 class OneOf(Photometric):
-    """With a probability, one of several steps, all equally likely. All are computed, then one is chosen."""
+    """At most one of several steps, each with its own probability; costs no more than the images it changes."""
 
-    steps: tuple[Photometric, ...]
-    probability: float
+    steps: tuple[tuple[Photometric, float], ...]
 
     def change(self, images: Tensor, generator: Generator | None) -> Tensor:
-        count = len(self.steps)
-        choice = torch.randint(count, (len(images),), generator=generator, device=images.device)
-        choice = torch.where(coin(images, self.probability, generator), choice, count)
-        changed = images
-        for index, step in enumerate(self.steps):
-            changed = torch.where(per_image(choice == index), step.change(images, generator), changed)
+        changed = images.clone()
+        shares = [probability for _, probability in self.steps]
+        for (step, _), (index, chosen) in zip(self.steps, allot(images, shares, generator)):
+            if len(index):
+                some = changed.index_select(0, index)
+                some = torch.where(per_image(chosen), step.change(some, generator), some)
+                changed.index_copy_(0, index, some)
         return changed

@@ -162,7 +162,8 @@ def _fednpr(size: int) -> Pipeline:
 
 def _prr(size: int) -> Pipeline:
     """PRR-Imbalance: flips, brightness, blur or noise, then shift, scale and rotation onto black."""
-    spoilt = OneOf((MedianBlur(), BinomialBlur(), GaussianNoise(variance=(5.0, 30.0))), probability=0.7)
+    blur = tuple((kind(pixels), 0.7 / 6) for kind in (MedianBlur, BinomialBlur) for pixels in (3, 5))
+    spoilt = OneOf((*blur, (GaussianNoise(variance=(5.0, 30.0)), 0.7 / 3)))
     maps = (Mirror(0.5, 0.5), ShiftScaleRotate(degrees=15, shift=0.1, scale=0.1, probability=0.85))
     steps = (Resize(size), Brightness(0.2, probability=0.75), spoilt, Warp(maps, size))
     return (steps,), (Resize(size),)

@@ -1,10 +1,12 @@
 """RandAugment (Cubuk et al., 2020), in the form in which FedIIC (2023) uses it, for a whole batch at once.
 
-Each image draws its own operations. All those that move pixels are one sampling with a matrix per image; all
-those that depend on a pixel's level alone are one look-up in a table per image and channel.
+Each image draws its own operations. They come in three families, each one computation for all its images:
+those that move pixels are one sampling with a matrix per image; those that depend on a pixel's level alone
+are one look-up in a table per image and channel; the rest blend an image with a version of itself.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
@@ -13,36 +15,45 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from equipoise.data.augment.colour import blend, grey
-from equipoise.data.augment.draws import WHITE, Batch, coin, per_channel, per_image
+from equipoise.data.augment.draws import WHITE, Batch, allot, coin, per_channel, per_image
 from equipoise.data.augment.geometry import matrices, sample, sample_masks, sampling_grid
 
 LEVELS = 256
-MEAN_COLOUR = (124.0, 116.0, 104.0)  # of ImageNet; shows where an image was moved away
+MAX_MAGNITUDE = 10.0
 MAX_DEGREES, MAX_SHEAR, MAX_SHIFT = 30.0, 0.3, 0.45
-MAX_LEVEL = 10.0
+MEAN_COLOUR = (124.0, 116.0, 104.0)  # of ImageNet; fills what an image leaves empty when it moves
 
 
 class Operation(IntEnum):
-    """What may happen to an image."""
+    """What may happen to an image, family by family."""
 
-    AUTO_CONTRAST = 0
-    EQUALISE = auto()
-    INVERT = auto()
-    ROTATE = auto()
-    POSTERISE = auto()
-    SOLARISE = auto()
-    SOLARISE_ADD = auto()
-    COLOUR = auto()
-    CONTRAST = auto()
-    BRIGHTNESS = auto()
-    SHARPNESS = auto()
+    ROTATE = 0
     SHEAR_X = auto()
     SHEAR_Y = auto()
     TRANSLATE_X = auto()
     TRANSLATE_Y = auto()
+    AUTO_CONTRAST = auto()
+    EQUALISE = auto()
+    INVERT = auto()
+    POSTERISE = auto()
+    SOLARISE = auto()
+    SOLARISE_ADD = auto()
+    CONTRAST = auto()
+    BRIGHTNESS = auto()
+    COLOUR = auto()
+    SHARPNESS = auto()
 
 
 NOTHING = len(Operation)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What happens to each of n images, (n,): an operation or NOTHING, a strength from 0 to 1, and a sign."""
+
+    choice: Tensor
+    strength: Tensor
+    sign: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,42 +68,38 @@ class RandAugment:
     probability: float = 0.5
 
     def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+        shares = [self.probability * len(family.operations) / len(Operation) for family in FAMILIES]
         for _ in range(self.layers):
-            batch = apply(batch, *self.draw(batch.images, generator))
+            for family, (index, chosen) in zip(FAMILIES, allot(batch.images, shares, generator)):
+                if len(index):
+                    draw = self.draw(family.operations, chosen, generator)
+                    batch = batch.put(index, family.apply(batch.take(index), draw))
         return batch
 
-    def draw(self, images: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Per image, (B,): an operation or NOTHING, a strength from 0 to 1, and a sign."""
-        count = len(images)
-        choice = torch.randint(NOTHING, (count,), generator=generator, device=images.device)
-        choice = torch.where(coin(images, self.probability, generator), choice, NOTHING)
-        noise = torch.randn(count, generator=generator, device=images.device)
-        strength = (self.magnitude + self.spread * noise).clamp_(0, MAX_LEVEL) / MAX_LEVEL
-        sign = 1.0 - 2.0 * coin(images, 0.5, generator).float()
-        return choice, strength, sign
+    def draw(self, operations: range, chosen: Tensor, generator: Generator | None) -> Draw:
+        """One of the operations for each image that is chosen (n,), and NOTHING for the others."""
+        count, device = len(chosen), chosen.device
+        choice = torch.randint(
+            operations.start, operations.stop, (count,), generator=generator, device=device
+        )
+        noise = torch.randn(count, generator=generator, device=device)
+        strength = (self.magnitude + self.spread * noise).clamp_(0, MAX_MAGNITUDE) / MAX_MAGNITUDE
+        sign = 1.0 - 2.0 * coin(chosen, 0.5, generator).float()
+        return Draw(torch.where(chosen, choice, NOTHING), strength, sign)
 
 
-def apply(batch: Batch, choice: Tensor, strength: Tensor, sign: Tensor) -> Batch:
-    """One operation on each image: its choice, strength and sign, all (B,)."""
-    images, masks = move(batch, choice, strength * sign)
-    images = retone(images, choice, strength)
-    return Batch(enhance(images, choice, strength), masks)
-
-
-def move(batch: Batch, choice: Tensor, amount: Tensor) -> Batch:
-    """Rotates, shears (about the upper left corner) or shifts; an amount (B,) of 1 or -1 is the most."""
+def move(batch: Batch, draw: Draw) -> Batch:
+    """Rotates, shears (about the upper left corner) or shifts."""
     images, masks = batch
 
     def how_much(operation: Operation, most: float) -> Tensor:
-        return (amount * (choice == operation)).double() * most
+        return (draw.strength * draw.sign * (draw.choice == operation)).double() * most
 
     angle = how_much(Operation.ROTATE, math.radians(MAX_DEGREES))
     shear_x, shear_y = how_much(Operation.SHEAR_X, MAX_SHEAR), how_much(Operation.SHEAR_Y, MAX_SHEAR)
     # The image is 2 wide in the coordinates of maps.
-    shift_x, shift_y = (
-        how_much(Operation.TRANSLATE_X, 2 * MAX_SHIFT),
-        how_much(Operation.TRANSLATE_Y, 2 * MAX_SHIFT),
-    )
+    shift_x = how_much(Operation.TRANSLATE_X, 2 * MAX_SHIFT)
+    shift_y = how_much(Operation.TRANSLATE_Y, 2 * MAX_SHIFT)
     maps = matrices(
         (
             (angle.cos(), shear_x - angle.sin(), shear_x + shift_x),
@@ -107,13 +114,13 @@ def move(batch: Batch, choice: Tensor, amount: Tensor) -> Batch:
     return Batch(moved, None if masks is None else sample_masks(masks, grid, "zeros"))
 
 
-def retone(images: Tensor, choice: Tensor, strength: Tensor) -> Tensor:
-    """Maps every level of every channel through the table of the operation chosen, after rounding."""
-    count, channels, height, width = images.shape
-    pixels = images.round().long().view(count, channels, -1)
-    levels = torch.arange(LEVELS, device=images.device, dtype=torch.float32).expand(count, channels, LEVELS)
-    shade = grey(images.mean(dim=(2, 3), keepdim=True)).round().view(count, 1, 1)
-    strength = strength[:, None, None]
+def retone(batch: Batch, draw: Draw) -> Batch:
+    """Maps every level of every channel, rounded, through the table of the operation chosen."""
+    images = batch.images
+    pixels = images.round().long().flatten(2)
+    levels = torch.arange(LEVELS, device=images.device, dtype=torch.float32).expand(*pixels.shape[:2], LEVELS)
+    shade = grey(images.mean(dim=(2, 3), keepdim=True)).round().flatten(2)
+    strength = draw.strength[:, None, None]
     factor = enhancement(strength)
     keep = torch.exp2(8 - (4 * strength).floor())  # posterise keeps at most 4 bits
     tables = {
@@ -122,14 +129,15 @@ def retone(images: Tensor, choice: Tensor, strength: Tensor) -> Tensor:
         Operation.INVERT: WHITE - levels,
         Operation.POSTERISE: (levels / keep).floor() * keep,
         Operation.SOLARISE: torch.where(levels < (LEVELS * strength).floor(), levels, WHITE - levels),
-        Operation.SOLARISE_ADD: torch.where(levels < 128, levels + (110 * strength).floor(), levels),
+        Operation.SOLARISE_ADD: torch.where(levels < LEVELS / 2, levels + (110 * strength).floor(), levels),
         Operation.CONTRAST: shade + factor * (levels - shade),
         Operation.BRIGHTNESS: factor * levels,
     }
     table = levels
     for operation, changed in tables.items():
-        table = torch.where((choice == operation)[:, None, None], changed, table)
-    return table.clamp(0, WHITE).gather(2, pixels).view(count, channels, height, width)
+        table = torch.where((draw.choice == operation)[:, None, None], changed, table)
+    toned = table.clamp(0, WHITE).gather(2, pixels)
+    return batch._replace(images=toned.view(images.shape))
 
 
 def stretched(levels: Tensor, pixels: Tensor) -> Tensor:
@@ -149,16 +157,32 @@ def equalised(levels: Tensor, pixels: Tensor) -> Tensor:
     return torch.where(step > 0, table.float(), levels)
 
 
-def enhance(images: Tensor, choice: Tensor, strength: Tensor) -> Tensor:
-    """Colour blends with grey, sharpness with a smoothed image, whose outermost pixels are as they were."""
-    colour, sharpness = choice == Operation.COLOUR, choice == Operation.SHARPNESS
+def enhance(batch: Batch, draw: Draw) -> Batch:
+    """Blends with grey (colour), or with a smoothed image whose outermost pixels stay (sharpness)."""
+    images = batch.images
     smooth = images.clone()
     # The kernel 1-1-1, 1-5-1, 1-1-1 over 13 is 9/13 of a mean and 4/13 of the pixel itself.
     smooth[..., 1:-1, 1:-1].lerp_(F.avg_pool2d(images, 3, stride=1), 9 / 13)
-    reference = torch.where(per_image(colour), grey(images), smooth)
-    return blend(reference, images, torch.where(colour | sharpness, enhancement(strength), 1.0))
+    reference = torch.where(per_image(draw.choice == Operation.COLOUR), grey(images), smooth)
+    factor = torch.where(draw.choice == NOTHING, 1.0, enhancement(draw.strength))
+    return batch._replace(images=blend(reference, images, factor))
 
 
 def enhancement(strength: Tensor) -> Tensor:
     """The factor of a blend: 0.1 (almost the reference) to 1.9 (as far beyond the image)."""
     return 1.8 * strength + 0.1
+
+
+@dataclass(frozen=True)
+class Family:
+    """Operations that are computed together; `apply` leaves alone, up to rounding, whoever drew NOTHING."""
+
+    operations: range
+    apply: Callable[[Batch, Draw], Batch]
+
+
+FAMILIES = (
+    Family(range(Operation.ROTATE, Operation.AUTO_CONTRAST), move),
+    Family(range(Operation.AUTO_CONTRAST, Operation.COLOUR), retone),
+    Family(range(Operation.COLOUR, NOTHING), enhance),
+)

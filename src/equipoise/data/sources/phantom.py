@@ -91,7 +91,7 @@ def site_class_counts(config: PhantomConfig) -> np.ndarray:
     """
     rng = np.random.default_rng([config.seed, 0])
     weights = _presence(config, rng).astype(float)
-    if config.skew > 0:
+    if config.skew > 1e-3:  # below, the draws are even but for rounding
         weights *= rng.lognormal(0, config.skew / 2, size=(config.sites, 1))
         weights *= rng.gamma(1 / config.skew, config.skew, size=weights.shape) + 1e-6
     totals = apportion(_long_tail(config), config.images)

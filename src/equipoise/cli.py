@@ -1,0 +1,290 @@
+"""The command line: `equipoise run | report | methods | data | concepts | predict | demo`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from equipoise import __version__
+from equipoise.errors import UserError
+
+app = typer.Typer(
+    name="equipoise",
+    help="Federated learning for medical images when classes are imbalanced and hospitals differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+methods_app = typer.Typer(help="The methods: list them, or show one with its disclosure sheet.", invoke_without_command=True)
+data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
+app.add_typer(methods_app, name="methods")
+app.add_typer(data_app, name="data")
+console = Console()
+
+Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
+
+
+@app.command()
+def run(
+    source: Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")] = None,
+    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
+    root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+) -> None:
+    """Train a federation, test the selected models, and write a report."""
+    from equipoise.runs import make_config
+
+    config = make_config(
+        source,
+        settings or [],
+        method=method,
+        seed=seed,
+        data=_given(name=data, root=str(root) if root else None),
+        train=_given(rounds=rounds),
+        compute=_given(device=device, workers=workers),
+    )
+    folder = out or Path("runs") / config.run_name
+    _run_and_report(config, folder, resume)
+
+
+def _given(**values: Any) -> dict[str, Any] | None:
+    """The options that were given, or None."""
+    return {key: value for key, value in values.items() if value is not None} or None
+
+
+def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
+    from equipoise.progress import ProgressDisplay
+    from equipoise.report import write_report
+    from equipoise.runs import execute
+
+    with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
+        execute(config, folder, resume, [display])
+    path = write_report([folder])
+    _print_headline([folder])
+    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+
+
+def _print_headline(folders: list[Path]) -> None:
+    """The results table of some runs, in per cent."""
+    from equipoise.report import headline, read_run
+    from equipoise.report.tables import COLUMNS, percent
+
+    rows = headline([read_run(folder) for folder in folders])
+    table = RichTable("method", "model", "scope", *(column.title for column in COLUMNS), title="test, %")
+    for row in rows:
+        values = (percent(row.values.get(column.key)) for column in COLUMNS)
+        table.add_row(row.method, row.view, row.scope_title, *values)
+    console.print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    out: Annotated[Path | None, typer.Option(help="the HTML file")] = None,
+) -> None:
+    """Write the report of a run, or a comparison of several."""
+    from equipoise.report import write_report
+
+    _print_headline(runs)
+    console.print(f"report: {write_report(runs, out)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
+    rounds: Annotated[int, typer.Option(min=1)] = 15,
+    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg",
+) -> None:
+    """Compare FedAvg with local training on the built-in phantom; ends with a report to look at."""
+    import shutil
+
+    from equipoise.progress import ProgressDisplay
+    from equipoise.report import write_report
+    from equipoise.runs import execute, make_config
+
+    folders = []
+    for method in methods.split(","):
+        config = make_config("demo", [f"train.rounds={rounds}"], method=method.strip())
+        folder = out / method.strip()
+        if folder.exists() and not (folder / "events.jsonl").exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty and holds no run; choose another --out")
+        shutil.rmtree(folder, ignore_errors=True)
+        with ProgressDisplay(console, rounds, method) as display:
+            folders.append(execute(config, folder, observers=[display]))
+    path = write_report(folders, out / "report.html")
+    _print_headline(folders)
+    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    site: Annotated[str | None, typer.Option(help="use this site's personal model")] = None,
+) -> None:
+    """Classify images with a run's selected model."""
+    from equipoise.prediction import predict_images
+
+    classes, rows = predict_images(run_folder, images, site)
+    table = RichTable("image", "prediction", *classes)
+    for path, probabilities in zip(images, rows):
+        best = int(probabilities.argmax())
+        table.add_row(str(path), classes[best], *(f"{p:.3f}" for p in probabilities.tolist()))
+    console.print(table)
+
+
+@methods_app.callback(invoke_without_command=True)
+def methods_list(context: typer.Context) -> None:
+    """List the methods."""
+    if context.invoked_subcommand is not None:
+        return
+    from equipoise.methods import get_method, method_names
+
+    table = RichTable("method", "year", "what it changes", "what it sends to the server")
+    for name in method_names():
+        method = get_method(name)
+        sent = "; ".join(", ".join(entries) for entries in method.client.discloses.values() if entries)
+        table.add_row(name, str(method.year or ""), method.changes, sent or "nothing")
+    console.print(table)
+
+
+@methods_app.command("show")
+def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -> None:
+    """Show a method: paper, options, and everything that leaves a site."""
+    from equipoise.methods import get_method
+
+    method = get_method(name)
+    console.print(f"[bold]{name}[/]  {method.summary}", highlight=False)
+    console.print(f"paper: {method.paper}", highlight=False)
+    console.print(f"changes: {method.changes}", highlight=False)
+    sheet = RichTable("action", "entry", "what leaves the site", title="disclosure sheet")
+    for action, entries in method.client.discloses.items():
+        for entry, text in entries.items():
+            sheet.add_row(action, entry, text)
+    if sheet.row_count == 0:
+        sheet.add_row("-", "-", "nothing")
+    sheet.add_row("evaluate", "counts", "confusion matrix, calibration bins, loss and per-class AUC of local images")
+    console.print(sheet)
+    if method.options.model_fields:
+        options = RichTable("option", "default", "meaning", title=f"[{method.table or name}]".replace("[", r"\["))
+        for key, field in method.options.model_fields.items():
+            options.add_row(key, str(field.default), field.description or "")
+        console.print(options)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets."""
+    from equipoise.config import preset_names
+
+    for name in preset_names():
+        console.print(name, highlight=False)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the built-in sources."""
+    from equipoise.data.sources import known
+
+    for name, title in known().items():
+        console.print(f"[bold]{name:<16}[/] {title}", highlight=False)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")],
+    from_dir: Annotated[Path | None, typer.Option("--from", help="folder of the raw files")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="pixels per side")] = None,
+    workers: Annotated[int, typer.Option(min=1)] = 2,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable")] = False,
+    settings: Settings = None,
+) -> None:
+    """Decode a source's images once into a packed store."""
+    from equipoise.data.prepare import prepare
+
+    config = _data_config(name, None, size, settings, skip_unreadable=skip_unreadable or None)
+    store = prepare(config, from_dir, workers=workers, progress=True)
+    console.print(f"{len(store.index)} images in {store.folder}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("inspect")
+def data_inspect(
+    name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")] = "phantom",
+    root: Annotated[Path | None, typer.Option(help="folder of the raw files")] = None,
+    size: Annotated[int | None, typer.Option(min=8)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    chart: Annotated[Path | None, typer.Option(help="draw the site x class bubble chart here (PNG, SVG, PDF)")] = None,
+    settings: Settings = None,
+) -> None:
+    """Print a federation's site x class table, its warnings, and draw it."""
+    from equipoise.data import load_federation
+    from equipoise.data.inspect import bubble_chart, table
+
+    federation = load_federation(_data_config(name, root, size, settings), seed)
+    console.print(table(federation))
+    for warning in federation.warnings:
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+    if chart is not None:
+        bubble_chart(federation, chart)
+        console.print(f"chart: {chart}", highlight=False)
+
+
+def _data_config(name: str, root: Path | None, size: int | None, settings: list[str] | None, **more: Any) -> Any:
+    from equipoise.runs import make_config
+
+    data = _given(name=name, root=str(root) if root else None, size=size, **more)
+    return make_config(None, [s if s.startswith("data.") else f"data.{s}" for s in settings or []], data=data).data
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Federated learning for medical images."""
+
+
+def main() -> None:
+    """Run the command line; exit code 2 is the user's mistake, 1 is ours."""
+    errors = Console(stderr=True)
+    try:
+        app()
+    except UserError as problem:
+        errors.print(f"[red]error:[/] {problem}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as problem:
+        errors.print(f"[red]error:[/] {problem}", highlight=False, soft_wrap=True)
+        sys.exit(2 if problem.errno in _USERS_ERRNOS else 1)
+    except KeyboardInterrupt:
+        errors.print("stopped; `--resume` goes on after the last complete round")
+        sys.exit(130)
+    except Exception:
+        traceback.print_exc()
+        errors.print("[red]this is a fault of Equipoise, not yours; the lines above say where[/]")
+        sys.exit(1)
+
+
+#: a full disk, a missing or forbidden path: the user can mend these
+_USERS_ERRNOS = {1, 2, 13, 17, 20, 21, 28, 30, 122}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The GPU engine: several sites train at once, each on a slot with its own stream and captured steps.
+
+Medical federations train small batches, so a GPU that is fed step by step waits for launches. A slot is a model
+replica with its optimiser, static input buffers and one CUDA graph per kind of step; the steps of all slots are
+issued in turn, each on its slot's stream. Memory grows with slots, not with sites.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.engine.contract import Batch, Client
+from equipoise.engine.protocol import Ask, SiteFailure
+from equipoise.engine.site import Outcome, Request, Slot
+from equipoise.engine.training import eager_step
+
+log = logging.getLogger(__name__)
+
+#: a short batch of some shape is captured once it has been seen this often
+SEEN_BEFORE_CAPTURE = 3
+#: captured kinds of step per slot
+MOST_GRAPHS = 12
+WARM_UP_STEPS = 2
+#: share of the free memory that slots may take, and how many are of use
+MEMORY_SHARE = 0.8
+MOST_SLOTS = 16
+
+
+class Captured:
+    """One kind of step as a CUDA graph, with the buffers that it reads."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, batches: list[Batch]):
+        self.graph = graph
+        self.inputs = [tensor for batch in batches for tensor in vars(batch).values()]
+
+    def replay(self, batches: list[Batch]) -> None:
+        """Run the step on other batches of the same shapes."""
+        torch._foreach_copy_(self.inputs, [tensor for batch in batches for tensor in vars(batch).values()])
+        self.graph.replay()
+
+
+class CapturedSteps:
+    """Runs the steps of one slot: replayed where their shape is known, eagerly otherwise."""
+
+    def __init__(self, stream: torch.cuda.Stream, enabled: bool = True):
+        self.stream = stream
+        self.enabled = enabled
+        self.generator = torch.cuda.default_generators[torch.cuda.current_device()].clone_state()
+        self.seconds = 0.0
+        self._graphs: dict[Any, Captured] = {}
+        self._seen: dict[Any, int] = {}
+        self._pool: Any = None
+
+    def seed(self, value: int) -> None:
+        """Start the random stream of dropout; captured steps draw from it too."""
+        self.generator.manual_seed(value)
+
+    def use_generator(self) -> None:
+        """Make this slot's random stream the default of whatever runs next."""
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(self.generator)
+
+    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
+        key = (phase, client.norm_mode, *(_shapes(batch) for batch in batches))
+        if key not in self._graphs and not self._worth_capturing(key, client, batches):
+            eager_step(client, phase, batches, loss_sum)
+            return
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._capture(client, phase, batches, loss_sum)
+            except RuntimeError as problem:  # what cannot be captured, or does not fit, runs eagerly
+                self.enabled = False
+                log.warning("steps of %s run eagerly: %s", type(client).__name__, str(problem).splitlines()[0])
+                eager_step(client, phase, batches, loss_sum)
+                return
+        self._graphs[key].replay(batches)
+
+    def _worth_capturing(self, key: Any, client: Client, batches: list[Batch]) -> bool:
+        if not self.enabled or len(self._graphs) >= MOST_GRAPHS:
+            return False
+        self._seen[key] = self._seen.get(key, 0) + 1
+        full = all(len(batch.label) == client.config.train.batch_size for batch in batches)
+        return full or self._seen[key] > SEEN_BEFORE_CAPTURE
+
+    def _capture(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> Captured:
+        """Warm up on throw-away values, put everything back, and record the step."""
+        static = [Batch(**{name: t.clone() for name, t in vars(batch).items()}) for batch in batches]
+        tensors = [*client.tensors(), loss_sum]
+        before = [tensor.detach().clone() for tensor in tensors]
+        state = self.generator.get_state()
+        began = torch.cuda.Event(enable_timing=True)
+        began.record()
+        for _ in range(WARM_UP_STEPS):
+            eager_step(client, phase, static, loss_sum)
+        with torch.no_grad():
+            torch._foreach_copy_(tensors, before)
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+            eager_step(client, phase, static, loss_sum)
+        self._pool = self._pool or graph.pool()
+        self.generator.set_state(state)
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        ended.synchronize()
+        self.seconds += began.elapsed_time(ended) / 1e3
+        return Captured(graph, static)
+
+
+def _shapes(batch: Batch) -> tuple[Any, ...]:
+    return tuple((name, tuple(tensor.shape)) for name, tensor in vars(batch).items())
+
+
+class Cohort:
+    """Runs requests on as many slots as fit, steps issued in turn."""
+
+    def __init__(self, engine: Any, new_slot: Callable[[CapturedSteps], Slot]):
+        self.engine = engine
+        self.new_slot = new_slot
+        self.slots: list[Slot] = []
+        self.wanted = engine.setting.config.compute.slots
+        _set_precision(engine.setting.config.compute)
+
+    def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Generator[None, None, list[Any]]:
+        """Perform all requests; outcomes in the order of the requests."""
+        ready = torch.cuda.Event()
+        ready.record()
+        outcomes: dict[int, Outcome | SiteFailure] = {}
+        waiting = list(enumerate(requests))
+        active: list[tuple[Slot, int, Iterator[None]]] = []
+        while waiting or active:
+            while waiting and (slot := self._free_slot(active)) is not None:
+                index, request = waiting.pop(0)
+                _stream(slot).wait_event(ready)
+                active.append((slot, index, self._perform(slot, request, ask)))
+            for entry in list(active):
+                slot, index, work = entry
+                with torch.cuda.stream(_stream(slot)):
+                    slot.run_step.use_generator()  # type: ignore[attr-defined]
+                    try:
+                        next(work)
+                        continue
+                    except StopIteration as stop:
+                        outcomes[index] = stop.value
+                    except SiteFailure as failure:
+                        outcomes[index] = failure
+                active.remove(entry)
+                self._keep(requests[index], outcomes[index], version)
+            yield
+        for slot in self.slots:
+            torch.cuda.current_stream().wait_stream(_stream(slot))
+        return [outcomes[index] for index in range(len(requests))]
+
+    def _perform(self, slot: Slot, request: Request, ask: Ask) -> Generator[None, None, Outcome]:
+        engine = self.engine
+        kept = engine.states.load(request.site)
+        return slot.perform(request, ask.message(request.site), kept, engine.data(request))
+
+    def _keep(self, request: Request, outcome: Outcome | SiteFailure, version: str) -> None:
+        if isinstance(outcome, Outcome) and outcome.kept is not None:
+            self.engine.states.put(request.site, version, outcome.kept)
+            outcome.kept = None
+
+    def _free_slot(self, active: Sequence[tuple[Slot, int, Iterator[None]]]) -> Slot | None:
+        busy = {id(slot) for slot, _, _ in active}
+        free = next((slot for slot in self.slots if id(slot) not in busy), None)
+        if free is not None or not self._room():
+            return free
+        steps = CapturedSteps(torch.cuda.Stream(), self.engine.setting.config.compute.capture)
+        self.slots.append(self.new_slot(steps))
+        return self.slots[-1]
+
+    def _room(self) -> bool:
+        """Whether another slot fits: as many as asked for, or as the memory of those so far allows."""
+        if not self.slots or self.wanted:
+            return len(self.slots) < (self.wanted or 1)
+        free, total = torch.cuda.mem_get_info()
+        per_slot = max((total - free) / len(self.slots), 1.0)
+        return len(self.slots) < MOST_SLOTS and per_slot < MEMORY_SHARE * free
+
+    def close(self) -> None:
+        """Let go of graphs and replicas, and give the default random stream back."""
+        torch.cuda.synchronize()
+        device = torch.cuda.current_device()
+        torch.cuda.default_generators[device].graphsafe_set_state(torch.cuda.default_generators[device].clone_state())
+        self.slots.clear()
+
+
+def _stream(slot: Slot) -> torch.cuda.Stream:
+    return slot.run_step.stream  # type: ignore[attr-defined]
+
+
+def _set_precision(compute: Any) -> None:
+    """tf32 and cuDNN's choice of kernels, as the config says."""
+    tf32 = compute.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = compute.deterministic
+    torch.backends.cudnn.benchmark = not compute.deterministic

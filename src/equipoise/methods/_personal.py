@@ -1,0 +1,58 @@
+"""Bases of personalised methods: sites that keep some groups of the net to themselves, and sites with a second net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.engine.contract import Batch
+from equipoise.methods.common import all_but
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class PartServer(FedAvgServer):
+    """Averages the groups of the net that travel."""
+
+    #: groups of the net that stay at the sites
+    stays: ClassVar[tuple[str, ...]]
+
+    def shared_entries(self, net: nn.Module) -> Iterable[str]:
+        return all_but(net, *self.stays)
+
+
+class PartClient(FedAvgClient):
+    """Keeps some groups of the net from round to round; the others are received and sent."""
+
+    #: groups of the net that stay at the site, as the server has it
+    stays: ClassVar[tuple[str, ...]]
+    views = ("personal",)
+
+    def build(self) -> None:
+        super().build()
+        self.keeps("personal", self.net, self.entries(self.net, *self.stays))
+
+    def shared_entries(self, net: nn.Module) -> Iterable[str]:
+        return all_but(net, *self.stays)
+
+
+class TwoNetClient(FedAvgClient):
+    """Keeps a personal net of the same kind beside the net that travels; the method says how each trains."""
+
+    views = ("global", "personal")
+
+    def build(self) -> None:
+        super().build()
+        self.personal = self.setting.new_net()
+        self.keeps("personal", self.personal)
+
+    def predict(self, view: str, batch: Batch) -> Tensor:
+        return self.logits(self.net if view == "global" else self.personal, batch)
+
+    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, C) of one of the nets alone, in the configured precision."""
+        device = self.setting.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
+            return net(batch.image).float()

@@ -1,0 +1,94 @@
+"""APFL: each site predicts with a mixture of the weights of a net of its own and of the global net, and learns how much
+of each to take.
+
+Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equipoise.config import Table
+from equipoise.engine.contract import Batch, Method, Phase
+from equipoise.methods._personal import TwoNetClient
+from equipoise.methods.fedavg import FedAvgServer
+
+
+class Options(Table):
+    """The mixture alpha * local + (1 - alpha) * global."""
+
+    alpha: float = Field(0.5, ge=0, le=1, description="share of the site's own net at first; 0: all global")
+    learn: Literal["round", "step", "never"] = Field(
+        "round", description="alpha moves at the first step of each round (as released), at every step, or never"
+    )
+
+
+class APFLServer(FedAvgServer):
+    """Averages the global nets."""
+
+
+class APFLClient(TwoNetClient):
+    """Trains the global net (w, `net`) as FedAvg does, and its own (v, `personal`) inside the mixture.
+
+    Batch norm keeps the mixture's running statistics in the personal net, for nothing else uses them.
+    """
+
+    def build(self) -> None:
+        super().build()
+        self.phase("main", {"net": self.net, "personal": self.personal})
+        self.alpha = self.keeps("alpha", torch.tensor(self.options.alpha))
+        self.alpha.requires_grad_()
+        self.learns = self.scratch("learns", torch.tensor(1.0))
+
+    def mixture(self) -> dict[str, Tensor]:
+        """The weights alpha v + (1 - alpha) w; gradients reach v and alpha, not w."""
+        pairs = zip(self.personal.named_parameters(), self.net.parameters())
+        return {name: torch.lerp(w.detach(), v, self.alpha) for (name, v), w in pairs}
+
+    def forward(self, batch: Batch) -> Any:
+        """Features (B, D) and logits (B, C) of the global net, logits (B, C) of the mixture."""
+        out = super().forward(batch)
+        out.personal_logits = functional_call(self.personal, self.mixture(), (batch.image,))
+        return out
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        return super().loss(batch, out) + self.supervised(out.personal_logits, batch.label)
+
+    def step(self, batches: list[Batch], phase: Phase) -> Tensor:
+        """w, v and alpha each go down their gradient at the same point (Algorithm 1); alpha without momentum."""
+        (batch,) = batches
+        loss = self.loss(batch, self.outputs(batch))
+        *gradients, slope = torch.autograd.grad(loss, [*phase.optimiser.parameters, self.alpha], allow_unused=True)
+        phase.optimiser.update(self.adjust(list(gradients)))
+        if self.options.learn != "never":
+            with torch.no_grad():
+                self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
+        self.after_step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Keep alpha a share; where it learns once a round, it has."""
+        self.alpha.clamp_(0, 1)
+        if self.options.learn == "round":
+            self.learns.zero_()
+
+    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
+        if net is self.net:
+            return super().logits(net, batch)
+        return self.outputs(batch).personal_logits
+
+
+METHOD = Method(
+    server=APFLServer,
+    client=APFLClient,
+    paper="Deng et al., Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020",
+    year=2020,
+    changes="personalisation (learned mixture of two nets)",
+    options=Options,
+)

@@ -1,0 +1,78 @@
+"""FedBABU: sites train and average the body alone, under a head that stays as it was first drawn; a site makes its
+personal model by fine-tuning before evaluation.
+
+Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from equipoise.config import Table
+from equipoise.engine.contract import Method
+from equipoise.engine.protocol import Ask, Conversation, Payload, Train, Work
+from equipoise.methods.common import all_but, average
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class Options(Table):
+    """What trains in the rounds, and how a site fine-tunes."""
+
+    trained: Literal["body", "all"] = Field(
+        "body", description="what sites train; all: FedAvg with fine-tuning, which the paper compares with"
+    )
+    finetune_epochs: int = Field(5, ge=0, description="local epochs before a personal model is measured")
+    finetuned: Literal["all", "head", "body"] = Field("all", description="what fine-tuning changes")
+    finetune_lr: PositiveFloat | None = Field(None, description="its learning rate; by default that of the rounds")
+
+
+class FedBABUServer(FedAvgServer):
+    """Sends the whole net and averages what sites trained of it."""
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        updates = yield Ask("train", sites, model=self.state.model)
+        self.state.model = self.state.model | average(updates, "model", self.setting.config.train.aggregation)
+
+
+class FedBABUClient(FedAvgClient):
+    """Trains the body; the head moves only in fine-tuning, of which nothing is kept."""
+
+    discloses = {
+        "train": FedAvgClient.discloses["train"]
+        | {"model": "the body's weights and batch-norm statistics after local training; the head's too if it trains"}
+    }
+    views = ("global", "personal")
+
+    def build(self) -> None:
+        super().build()
+        options, optimiser = self.options, self.config.train.optimiser
+        everything, body, head = self.shared, all_but(self.net, "head"), self.entries(self.net, "head")
+        self.trained = {"body": body, "all": everything}[options.trained]
+        self.phase("main", self.net, self.trained)
+        self.phase(
+            "finetune",
+            self.net,
+            {"all": everything, "head": head, "body": body}[options.finetuned],
+            optimiser.model_copy(update={"lr": options.finetune_lr or optimiser.lr, "keep": False}),
+            norm="eval" if options.finetuned == "head" else "train",
+        )
+
+    def update(self) -> Payload:
+        return super().update() | {"model": self.share(self.net, self.trained)}
+
+    def adapt(self) -> Generator[Work, Any, None]:
+        if self.options.finetune_epochs:
+            yield Train(epochs=self.options.finetune_epochs, phase="finetune")
+
+
+METHOD = Method(
+    server=FedBABUServer,
+    client=FedBABUClient,
+    paper="Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022",
+    year=2022,
+    changes="personalisation (frozen head, fine-tuning)",
+    options=Options,
+)

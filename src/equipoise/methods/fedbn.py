@@ -1,0 +1,33 @@
+"""FedBN: norm layers stay at each site, weights and statistics; everything else is averaged.
+
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from equipoise.engine.contract import Method
+from equipoise.methods._personal import PartClient, PartServer
+
+
+class FedBNServer(PartServer):
+    """Averages all but the norm layers."""
+
+    stays = ("norm", "statistics")
+
+
+class FedBNClient(PartClient):
+    """Trains the whole net; its norm layers go on from round to round."""
+
+    stays = ("norm", "statistics")
+    discloses = {
+        "train": PartClient.discloses["train"] | {"model": "the net's weights outside norm layers after local training"}
+    }
+
+
+METHOD = Method(
+    server=FedBNServer,
+    client=FedBNClient,
+    paper="Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
+    year=2021,
+    changes="personalisation (norm layers)",
+)

@@ -1,0 +1,61 @@
+"""FedRep: each site keeps a head of its own. In a round it first fits the head to the received body, then trains the
+body under that head; only bodies are averaged.
+
+Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveInt
+
+from equipoise.config import Table
+from equipoise.engine.contract import Method
+from equipoise.engine.protocol import Action, Payload, Train
+from equipoise.methods._personal import PartClient, PartServer
+
+
+class Options(Table):
+    """FedRep's two kinds of local epochs."""
+
+    head_epochs: int = Field(10, ge=0, description="epochs for the head, before the body (the paper's 10)")
+    body_epochs: PositiveInt | None = Field(
+        None, description="epochs for the body; by default what train.epochs says (the paper: 1 or 5)"
+    )
+
+
+class FedRepServer(PartServer):
+    """Averages the body, its norm layers included."""
+
+    stays = ("head",)
+
+
+class FedRepClient(PartClient):
+    """Trains head and body one after the other."""
+
+    stays = ("head",)
+    discloses = {
+        "train": PartClient.discloses["train"]
+        | {"model": "the body's weights and batch-norm statistics after local training"}
+    }
+
+    def build(self) -> None:
+        super().build()
+        # Statistics belong to the body: they stand still while the head is fitted, which sees what it will be tested on.
+        self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
+        self.phase("main", self.net, self.shared)
+
+    def train(self, message: Payload) -> Action:
+        if self.options.head_epochs:
+            yield Train(epochs=self.options.head_epochs, phase="head")
+        yield Train(epochs=self.options.body_epochs)
+        return self.update()
+
+
+METHOD = Method(
+    server=FedRepServer,
+    client=FedRepClient,
+    paper="Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021",
+    year=2021,
+    changes="personalisation (head), separate epochs for head and body",
+    options=Options,
+)

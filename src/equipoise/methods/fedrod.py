@@ -1,0 +1,82 @@
+"""FedRoD: a generic head, trained by a balanced loss, travels with the body; a personal head on top of it, trained by
+plain cross entropy, stays. Both predictors come of one model.
+
+Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The personal
+head is the paper's linear one; the one that a hypernetwork generates is left out.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from equipoise.config import Table
+from equipoise.engine.contract import Batch, Method
+from equipoise.losses import balanced_softmax, cross_entropy
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class Options(Table):
+    """FedRoD's balanced loss. It takes the place of train.loss: the two heads differ by their losses."""
+
+    gamma: float = Field(1.0, ge=0, description="exponent of the class counts in the balanced softmax (FedBM: 1)")
+
+
+class FedRoDServer(FedAvgServer):
+    """Averages the body and the generic head."""
+
+
+class FedRoDClient(FedAvgClient):
+    """Trains body and generic head by one loss and the personal head by another, in one step."""
+
+    discloses = {
+        "train": FedAvgClient.discloses["train"]
+        | {"model": "body and generic head after local training, with batch-norm statistics"}
+    }
+    views = ("global", "personal")
+
+    def build(self) -> None:
+        super().build()
+        self.personal_head = self.setting.seeded("personal head", self.new_head)
+        self.keeps("personal_head", self.personal_head)
+        self.phase("main", {"net": self.net, "personal_head": self.personal_head})
+
+    def new_head(self) -> nn.Linear:
+        """A linear head of zeros: at first the personal predictor is the generic one."""
+        generic = self.net.head
+        head = nn.Linear(generic.in_features, generic.out_features, bias=generic.bias is not None)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+        return head
+
+    def forward(self, batch: Batch) -> Any:
+        """Features (B, D), logits (B, C) of the generic head, and personal logits (B, C), their sum with the personal's.
+
+        Personal logits give no gradient to body and generic head.
+        """
+        features = self.net.features(batch.image)
+        dropped = self.net.dropout(features)
+        logits = self.net.head(dropped)
+        personal = logits.detach() + self.personal_head(dropped.detach())
+        return SimpleNamespace(features=features, logits=logits, personal_logits=personal)
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        generic = balanced_softmax(out.logits, batch.label, self.class_counts, self.options.gamma)
+        return generic + cross_entropy(out.personal_logits, batch.label)
+
+    def predict(self, view: str, batch: Batch) -> Tensor:
+        out = self.outputs(batch)
+        return out.logits if view == "global" else out.personal_logits
+
+
+METHOD = Method(
+    server=FedRoDServer,
+    client=FedRoDClient,
+    paper="Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
+    year=2022,
+    changes="loss (balanced softmax), personalisation (second head)",
+    options=Options,
+)

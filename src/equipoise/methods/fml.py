@@ -1,0 +1,72 @@
+"""FML: each site trains a personal net beside the shared one, which its authors call the meme, and each learns from
+the other's predictions; only shared nets are averaged.
+
+Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.config import Table
+from equipoise.engine.contract import Batch, Method
+from equipoise.losses import mutual_kl
+from equipoise.methods._personal import TwoNetClient
+from equipoise.methods.fedavg import FedAvgServer
+
+
+class Options(Table):
+    """How much each net learns from labels; the rest it learns from the other net."""
+
+    alpha: float = Field(0.5, ge=0, le=1, description="weight of the labels for the personal net; 1: it learns alone")
+    beta: float = Field(0.5, ge=0, le=1, description="weight of the labels for the shared net; 1: FedAvg")
+
+
+class FMLServer(FedAvgServer):
+    """Averages the shared nets."""
+
+
+class FMLClient(TwoNetClient):
+    """Trains both nets in one step, each with the other as a teacher that gets no gradient."""
+
+    discloses = {
+        "train": TwoNetClient.discloses["train"]
+        | {"model": "the shared net's weights and batch-norm statistics after local training"}
+    }
+
+    def build(self) -> None:
+        super().build()
+        self.phase("main", {"net": self.net, "personal": self.personal})
+
+    def forward(self, batch: Batch) -> Any:
+        """Features (B, D) and logits (B, C) of the shared net, logits (B, C) of the personal one."""
+        out = super().forward(batch)
+        out.personal_logits = self.personal(batch.image)
+        return out
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        """The two nets' losses; no term of one gives a gradient to the other."""
+        shared, personal = out.logits, out.personal_logits
+        return self.mixed(shared, personal, batch.label, self.options.beta) + self.mixed(
+            personal, shared, batch.label, self.options.alpha
+        )
+
+    def mixed(self, student: Tensor, teacher: Tensor, labels: Tensor, weight: float) -> Tensor:
+        """weight * supervised loss + (1 - weight) * KL(teacher || student)."""
+        supervised = self.supervised(student, labels)
+        if weight == 1:
+            return supervised
+        return weight * supervised + (1 - weight) * mutual_kl(student, teacher)
+
+
+METHOD = Method(
+    server=FMLServer,
+    client=FMLClient,
+    paper="Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020",
+    year=2020,
+    changes="personalisation (second net), loss (mutual learning)",
+    options=Options,
+)

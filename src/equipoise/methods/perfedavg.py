@@ -1,0 +1,107 @@
+"""Per-FedAvg: the averaged model is not to be good as it is, but after one gradient step at a site; that step is what
+makes a personal model of it.
+
+Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
+NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from equipoise.config import OptimiserConfig, Table
+from equipoise.engine.contract import Batch, Method, Phase
+from equipoise.engine.protocol import Train, Work
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class Options(Table):
+    """The adaptation step, and how the gradient through it is found. beta of the paper is train.optimiser.lr."""
+
+    alpha: float = Field(0.01, ge=0, description="step size of the adaptation; 0: none, FedAvg")
+    variant: Literal["hf", "fo"] = Field(
+        "hf", description="hf: the Hessian's part by differences of gradients; fo: without it (first order)"
+    )
+    delta: PositiveFloat = Field(1e-3, description="hf: how far apart these gradients are taken, by gradient length")
+    adapt_steps: PositiveInt = Field(1, description="steps that a site adapts by before evaluation")
+
+
+class PerFedAvgServer(FedAvgServer):
+    """Averages as FedAvg does."""
+
+
+class PerFedAvgClient(FedAvgClient):
+    """Moves the model by the gradient of the loss after adaptation; a step takes a batch for each gradient."""
+
+    views = ("global", "personal")
+
+    def build(self) -> None:
+        super().build()
+        if self.options.alpha:
+            self.batches_per_step = {"fo": 2, "hf": 3}[self.options.variant]
+            plain = OptimiserConfig(name="sgd", lr=self.options.alpha, momentum=0)
+            self.phase("adapt", self.net, optimiser=plain)
+
+    def adapt(self) -> Generator[Work, Any, None]:
+        if self.options.alpha:
+            yield Train(steps=self.options.adapt_steps, phase="adapt")
+
+    def step(self, batches: list[Batch], phase: Phase) -> Tensor:
+        """w - beta (I - alpha H(w; D'')) g(w - alpha g(w; D); D'), Algorithm 1; fo takes H for 0."""
+        if not self.options.alpha or phase is self.phases["adapt"]:
+            return super().step(batches[:1], phase)
+        adaptation, parameters = self.phases["adapt"].optimiser, phase.optimiser.parameters
+        start = [parameter.detach().clone() for parameter in parameters]
+        adaptation.update(self.gradients(batches[0], parameters)[1])
+        loss, gradients = self.gradients(batches[1], parameters)
+        if self.options.variant == "hf":
+            curvature = self.hessian_product(batches[2], parameters, start, gradients)
+            gradients = [g - adaptation.lr * c for g, c in zip(gradients, curvature)]
+        self.move(parameters, start)
+        phase.optimiser.update(self.adjust([*gradients]))
+        self.after_step()
+        return loss
+
+    def gradients(self, batch: Batch, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The loss of a batch at the net's present weights, and its gradients."""
+        loss = self.loss(batch, self.outputs(batch))
+        return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+    def hessian_product(
+        self, batch: Batch, parameters: list[Tensor], start: list[Tensor], direction: list[Tensor]
+    ) -> list[Tensor]:
+        """H(start) direction by central differences, (g(start + delta d) - g(start - delta d)) / (2 delta) (Eq. 8)."""
+        delta = self.options.delta
+        self.move(parameters, start, direction, delta)
+        ahead = self.gradients(batch, parameters)[1]
+        self.move(parameters, start, direction, -delta)
+        behind = self.gradients(batch, parameters)[1]
+        return [(a - b) / (2 * delta) for a, b in zip(ahead, behind)]
+
+    @staticmethod
+    @torch.no_grad()
+    def move(
+        parameters: list[Tensor], start: list[Tensor], direction: list[Tensor] | None = None, distance: float = 0.0
+    ) -> None:
+        """Set the parameters, in place, to start + distance * direction."""
+        torch._foreach_copy_(parameters, start)
+        if direction is not None:
+            torch._foreach_add_(parameters, direction, alpha=distance)
+
+
+METHOD = Method(
+    server=PerFedAvgServer,
+    client=PerFedAvgClient,
+    paper=(
+        "Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning "
+        "Approach, NeurIPS 2020"
+    ),
+    year=2020,
+    changes="local step (meta-gradient), personalisation (one adaptation step)",
+    options=Options,
+)

@@ -1,0 +1,101 @@
+"""pFedMe: each site's personal model minimises its loss plus a pull towards the global model (a Moreau envelope), and
+the global model follows the personal ones.
+
+T Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from equipoise.config import Table
+from equipoise.engine.contract import Batch, Method, Phase
+from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
+from equipoise.methods._personal import TwoNetClient
+from equipoise.methods.common import average
+from equipoise.methods.fedavg import FedAvgServer
+from equipoise.nets import groups
+
+
+class Options(Table):
+    """pFedMe's two levels. The inner problem is solved by train.optimiser (the paper: plain descent, lr 0.1)."""
+
+    regularisation: PositiveFloat = Field(15.0, description="lambda, the pull of personal models to the global one")
+    inner_steps: PositiveInt = Field(5, description="K, steps on a batch towards the personal model")
+    eta: PositiveFloat = Field(0.005, description="rate at which a site's copy of the global model follows")
+    beta: PositiveFloat = Field(1.0, description="share of the sites' mean in the new global model (tuned: 2)")
+
+
+class PFedMeServer(FedAvgServer):
+    """Moves the global model by beta towards the mean of the sites' copies."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.statistics = frozenset(groups(self.build())["statistics"])
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        updates = yield Ask("train", sites, model=self.state.model)
+        mean = average(updates, "model", self.setting.config.train.aggregation)
+        if self.options.beta != 1:
+            # beta above 1 goes past the mean, which a variance must not: it could fall below 0.
+            mean |= {
+                name: torch.lerp(old, mean[name], self.options.beta)
+                for name, old in self.state.model.items()
+                if name not in self.statistics
+            }
+        self.state.model = mean
+
+
+class PFedMeClient(TwoNetClient):
+    """Trains the personal net (theta), and lets its copy of the global one (w, `net`) follow."""
+
+    discloses = {
+        "train": TwoNetClient.discloses["train"]
+        | {"model": "the site's copy of the global weights after local training, and batch-norm statistics"}
+    }
+
+    def build(self) -> None:
+        super().build()
+        self.phase("main", self.personal)
+
+    def train(self, message: Payload) -> Action:
+        self.copy(self.net, self.personal)
+        yield Train()
+        # Only the personal net sees images, so its statistics are the only ones.
+        self.copy(self.personal, self.net, self.entries(self.net, "statistics"))
+        return self.update()
+
+    def forward(self, batch: Batch) -> Any:
+        features = self.personal.features(batch.image)
+        return SimpleNamespace(features=features, logits=self.personal.classify(features))
+
+    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of f(theta) + lambda/2 |theta - w|^2 (Eq. 3)."""
+        pull = self.options.regularisation
+        pairs = zip(gradients, self.personal.parameters(), self.net.parameters())
+        return [None if g is None else g.add(theta.detach() - w, alpha=pull) for g, theta, w in pairs]
+
+    def step(self, batches: list[Batch], phase: Phase) -> Tensor:
+        """Algorithm 1: K steps towards theta, then w - eta lambda (w - theta)."""
+        for _ in range(self.options.inner_steps):
+            loss = super().step(batches, phase)
+        with torch.no_grad():
+            share = self.options.eta * self.options.regularisation
+            torch._foreach_lerp_(list(self.net.parameters()), list(self.personal.parameters()), share)
+        return loss
+
+
+METHOD = Method(
+    server=PFedMeServer,
+    client=PFedMeClient,
+    paper="T Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+    year=2020,
+    changes="personalisation (Moreau envelope), local step, server step",
+    options=Options,
+)

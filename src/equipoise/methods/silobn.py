@@ -1,0 +1,31 @@
+"""SiloBN: the running statistics of batch norm stay at each site; all weights are averaged, those of norm layers too.
+
+Andreux et al., Siloed Federated Learning for Multi-Centric Histopathology Datasets, DART at MICCAI 2020.
+"""
+
+from __future__ import annotations
+
+from equipoise.engine.contract import Method
+from equipoise.methods._personal import PartClient, PartServer
+
+
+class SiloBNServer(PartServer):
+    """Averages all weights and no statistics."""
+
+    stays = ("statistics",)
+
+
+class SiloBNClient(PartClient):
+    """Trains the received weights; its statistics go on from round to round."""
+
+    stays = ("statistics",)
+    discloses = {"train": PartClient.discloses["train"] | {"model": "the net's weights after local training"}}
+
+
+METHOD = Method(
+    server=SiloBNServer,
+    client=SiloBNClient,
+    paper="Andreux et al., Siloed Federated Learning for Multi-Centric Histopathology Datasets, DART at MICCAI 2020",
+    year=2020,
+    changes="personalisation (batch-norm statistics)",
+)

@@ -1,0 +1,70 @@
+"""Predictions of a finished run's models for new images."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.config import Config, parse_config
+from equipoise.data.augment import build_augmentation
+from equipoise.data.raw import decode
+from equipoise.engine.contract import Batch, Setting
+from equipoise.engine.files import read_payload, safe_name
+from equipoise.engine.states import read_state
+from equipoise.errors import UserError
+from equipoise.methods import get_method, option_tables
+from equipoise.engine.events import first_event
+from equipoise.tasks import Classification
+
+
+def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
+    """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
+    if not (run / "models" / "global.safetensors").exists():
+        raise UserError(f"{run} holds no finished run: models/ is missing")
+    raw = tomllib.loads((run / "config.toml").read_text())
+    config = parse_config(raw, option_tables(raw), str(run / "config.toml"))
+    start = first_event(run / "events.jsonl")
+    method = get_method(config.method)
+    setting = Setting(
+        config=config,
+        options=method.options.model_validate(config.methods.get(method.table or config.method, {})),
+        task=Classification(start["classes"]),
+        channels=start["channels"],
+        image_size=start["image_size"],
+    )
+    client = method.client_class(config)(setting)
+    view, kept = _model(run, site, type(client).views_for(setting))
+    client.begin(read_payload(run / "models" / "global.safetensors"), kept)
+    client.set_mode(False)
+    pixels = torch.from_numpy(np.stack([_read(path, start["image_size"], config) for path in images]))
+    augmentation = build_augmentation(config.augment, start["image_size"], setting.channels)
+    with torch.no_grad():
+        logits = client.predict(view, Batch(image=augmentation.plain(pixels, None)))
+    return tuple(start["classes"]), logits.softmax(1)
+
+
+def _model(run: Path, site: str | None, views: Sequence[str]) -> tuple[str, dict[str, Tensor] | None]:
+    """Which view predicts, and the state it needs."""
+    if site is None:
+        if "global" not in views:
+            known = ", ".join(sorted(p.stem for p in (run / "models" / "personal").glob("*.safetensors")))
+            raise UserError(f"this method has only personal models; name a site with --site ({known})")
+        return "global", None
+    path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
+    if "personal" not in views or not path.exists():
+        raise UserError(f"{run} has no personal model of site '{site}'")
+    return "personal", read_state(path)
+
+
+def _read(path: Path, size: int, config: Config) -> np.ndarray:
+    if not path.is_file():
+        raise UserError(f"{path}: no such image")
+    try:
+        return decode(path.read_bytes(), size, config.data.crop)
+    except Exception as problem:
+        raise UserError(f"{path} cannot be read as an image: {problem}") from None

@@ -1,0 +1,79 @@
+"""What a user sees while a run goes on: a bar with the time left, a line per round, warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class ProgressDisplay:
+    """An observer of a run that draws to a console."""
+
+    def __init__(self, console: Console, rounds: int, label: str):
+        self.console = console
+        self.scores: dict[str, list[float]] = {}
+        self.metric = "balanced_accuracy"
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.progress.add_task(label, total=rounds)
+
+    def __enter__(self) -> ProgressDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Show what concerns a person."""
+        handler = getattr(self, f"_on_{event}", None)
+        if handler is not None:
+            handler(fields)
+
+    def _on_start(self, fields: dict[str, Any]) -> None:
+        self.metric = fields["config"]["evaluation"]["metric"]
+        for warning in fields["warnings"]:
+            self.console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+    def _on_resumed(self, fields: dict[str, Any]) -> None:
+        self.progress.update(self.task, completed=fields["round"])
+        self.console.print(f"resumed after round {fields['round']}")
+
+    def _on_round(self, fields: dict[str, Any]) -> None:
+        self._show_scores()
+        losses = "  ".join(
+            f"{site} {facts['loss']:.3f}" for site, facts in list(fields["sites"].items())[:8] if "loss" in facts
+        )
+        more = f" and {len(fields['sites']) - 8} more" if len(fields["sites"]) > 8 else ""
+        self.console.print(f"round {fields['round']:>4}  loss  {losses}{more}", highlight=False)
+        for site, why in fields["missing"].items():
+            self.console.print(f"[yellow]round {fields['round']}: {site} left out:[/] {why}", highlight=False)
+        self.progress.update(self.task, completed=fields["round"])
+
+    def _on_evaluation(self, fields: dict[str, Any]) -> None:
+        value = fields["metrics"].get(self.metric)
+        if fields["part"] == "valid" and value is not None:
+            self.scores.setdefault(fields["view"], []).append(value)
+
+    def _on_selection(self, fields: dict[str, Any]) -> None:
+        self._show_scores()
+        self.console.print(f"selected round {fields['round']} ({fields['rule']}, {fields['metric']} on validation)")
+
+    def _on_warning(self, fields: dict[str, Any]) -> None:
+        self.console.print(f"[yellow]warning:[/] {fields['text']}", highlight=False)
+
+    def _show_scores(self) -> None:
+        if self.scores:
+            means = "  ".join(f"{view} {sum(v) / len(v):.1%}" for view, v in self.scores.items())
+            self.console.print(f"            {self.metric.replace('_', ' ')} on validation: {means}", highlight=False)
+        self.scores = {}

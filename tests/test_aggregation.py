@@ -1,0 +1,192 @@
+"""Weighted means, inverse-distance weights and Fourier aggregation."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeness import assert_close
+from equipoise.aggregation import band_schedule, fourier_average, inverse_distance_weights, weighted_mean
+from equipoise.errors import UserError
+
+SHAPES = {"conv": (6, 4, 3, 2), "linear": (5, 8), "classifier": (3, 16)}
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def test_weighted_mean_has_the_golden_values(golden):
+    case = golden("fediic/fedavg")
+    assert_close(weighted_mean(case["w"], case["sizes"]), case["w_out"])
+    assert_close(weighted_mean(case["b"], case["sizes"].tolist()), case["b_out"])
+
+
+def test_weights_are_renormalised_over_the_sites_that_take_part(golden):
+    case = golden("fedbm/fedavg_selected")
+    assert_close(weighted_mean(case["w"], case["size_weights"]), case["out"])
+    assert_close(weighted_mean(case["w"], case["normalised"]), case["out"])
+
+
+def test_the_shared_part_of_personal_models_has_the_golden_mean(golden):
+    case = golden("fednpr/aggregate_personal_head")
+    mean = weighted_mean([case["client_a"], case["client_b"]], case["weights"])
+    assert_close(mean, case["global_out"])
+    shared = int(case["n_shared"])
+    assert_close(torch.cat([mean[:shared], case["client_a"][shared:]]), case["client_a_after_copy"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_one_site_or_one_hot_weights_give_that_sites_bits(dtype):
+    tensors = normal(3, 2, 5, dtype=torch.float64).to(dtype)
+    tensors[1, 0, 0] = -0.0
+    tensors[0] = torch.nan
+    mean = weighted_mean(tensors, [0, 17, 0])
+    assert torch.equal(mean, tensors[1]) and mean[0, 0].signbit()
+    assert torch.equal(weighted_mean(tensors[1:2], [0.3]), tensors[1])
+
+
+def test_lazy_tensors_give_the_same_bits_as_stacked_ones():
+    tensors, weights = normal(7, 33, 5, dtype=torch.float32), [3, 1, 4, 1, 5, 9, 2]
+    lazy = weighted_mean((tensor.clone() for tensor in tensors), weights)
+    assert torch.equal(lazy, weighted_mean(tensors, weights))
+    by_hand = tensors[0] * (3 / 25)
+    for tensor, weight in zip(tensors[1:], weights[1:]):
+        by_hand.add_(tensor, alpha=weight / 25)
+    assert torch.equal(lazy, by_hand)
+
+
+def test_averaging_does_not_touch_what_the_sites_sent():
+    tensors = normal(3, 4)
+    before = tensors.clone()
+    weighted_mean(list(tensors), [1, 2, 3])
+    assert torch.equal(tensors, before)
+
+
+def test_integers_are_averaged_and_rounded():
+    batches = torch.tensor([10, 20, 21])
+    mean = weighted_mean(batches, [1, 1, 2])
+    assert mean.dtype == torch.int64 and mean == 18
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), st.integers(0, 100))
+def test_the_mean_is_the_convex_combination_whatever_the_order_and_scale(weights, seed):
+    tensors, values = normal(len(weights), 4, seed=seed), torch.tensor(weights)
+    expected = (values[:, None] * tensors).sum(0) / values.sum()
+    assert_close(weighted_mean(tensors, weights), expected, 1e-9)
+    assert_close(weighted_mean(tensors.flip(0), [7 * weight for weight in weights[::-1]]), expected, 1e-9)
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [1, -1], [2, -1], [1, float("nan")], [1, float("inf")]])
+def test_weights_that_make_no_mean_are_refused(weights):
+    with pytest.raises(UserError, match="weights of sites"):
+        weighted_mean(normal(2, 3), weights)
+
+
+def test_a_missing_weight_is_an_error():
+    with pytest.raises(ValueError, match="shorter"):
+        weighted_mean(normal(3, 2), [1, 1])
+
+
+def test_inverse_distance_weights_are_inverse_to_the_distance():
+    reference = torch.zeros(4)
+    models = [reference + gap for gap in (1.0, 2.0, -4.0)]
+    assert_close(inverse_distance_weights(models, reference), torch.tensor([4.0, 2.0, 1.0]) / 7, 1e-7)
+
+
+def test_inverse_distance_weights_of_equal_models_are_equal():
+    reference = normal(5)
+    assert_close(inverse_distance_weights(reference.expand(3, 5), reference), torch.full((3,), 1 / 3), 1e-7)
+    outlier = torch.stack([reference, reference, reference + 1])
+    assert inverse_distance_weights(outlier, reference)[2] < 1e-12
+
+
+def test_band_schedule_has_the_golden_values(golden):
+    case = golden("prr/pfa_schedule")
+    bands = [band_schedule(int(number), rounds=50) for number in case["round"]]
+    assert_close(torch.tensor(bands), case["L"], 1e-6)
+    assert_close(torch.tensor(bands) / 2, case["half_width_r"], 1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, kind, phase, output",
+    [
+        ("pfa_conv", "conv", "angle", "out"),
+        ("pfa_conv", "conv", "angle", "out_official"),
+        ("pfa_fc", "linear", "angle", "out"),
+        ("pfa_lastfc", "classifier", "angle", "out"),
+        ("pfa_conv_3clients_correct_divisor", "conv", "angle", "out"),
+        ("pfa_near_identical_L095", "conv", "angle", "out_official"),
+        ("pfa_near_identical_L095", "conv", "complex", "out_complex_mean"),
+    ],
+)
+def test_fourier_average_has_the_golden_values(golden, name, kind, phase, output):
+    case = golden(f"prr/{name}")
+    assert_close(fourier_average(case["weights"], float(case["L"]), kind, phase), case[output])
+
+
+def test_a_full_band_of_complex_numbers_is_the_mean():
+    for kind, shape in {"conv": (6, 4, 2, 3), "linear": (6, 8), "classifier": (3, 16)}.items():
+        tensors = normal(5, *shape)
+        assert_close(fourier_average(tensors, 1.0, kind, "complex"), tensors.mean(0).expand_as(tensors), 1e-12)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("parts", ["both", "amplitude", "phase"])
+def test_an_empty_band_shares_nothing(kind, parts):
+    tensors = normal(3, *SHAPES[kind], dtype=torch.float32)
+    assert_close(fourier_average(tensors, 0.0, kind, parts=parts), tensors, 1e-7)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("phase", ["angle", "complex"])
+@pytest.mark.parametrize("parts", ["both", "amplitude", "phase"])
+def test_sites_that_agree_or_one_alone_get_back_what_they_sent(kind, phase, parts):
+    single = normal(1, *SHAPES[kind], dtype=torch.float32)
+    assert_close(fourier_average(single, 0.8, kind, phase, parts), single, 1e-6)
+    agreed = single.expand(4, *SHAPES[kind])
+    assert_close(fourier_average(agreed, 0.8, kind, phase, parts), agreed, 1e-6)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@settings(max_examples=15, deadline=None)
+@given(order=st.permutations(range(4)), band=st.floats(0, 1), phase=st.sampled_from(["angle", "complex"]))
+def test_fourier_average_follows_the_order_of_sites(kind, order, band, phase):
+    tensors = normal(4, *SHAPES[kind])
+    expected = fourier_average(tensors, band, kind, phase)[order]
+    assert_close(fourier_average(tensors[order], band, kind, phase), expected, 1e-9)
+
+
+def test_the_band_is_half_open_around_the_zero_frequency():
+    for size, band in ((8, 0.5), (7, 0.7), (16, 0.95)):
+        tensors = normal(3, 2, size)
+        spectra = torch.fft.fftshift(torch.fft.fft(tensors), dim=-1)
+        half = int(size * band / 2)
+        inside = slice(size // 2 - half, size // 2 + half)
+        spectra[..., inside] = spectra[..., inside].mean(0)
+        expected = torch.fft.ifft(torch.fft.ifftshift(spectra, dim=-1)).real
+        assert_close(fourier_average(tensors, band, "classifier", "complex"), expected, 1e-12)
+
+
+def test_amplitude_or_phase_alone_is_shared_in_the_band():
+    tensors = normal(3, 6, 8)
+    spectra = torch.fft.fft2(tensors)
+    for parts, keep, share in (("amplitude", torch.angle, torch.abs), ("phase", torch.abs, torch.angle)):
+        merged = torch.fft.fft2(fourier_average(tensors, 0.8, "linear", parts=parts))
+        # Frequencies (1, 1) and (-1, -1) are both in the band, so dropping imaginary parts leaves them alone.
+        assert_close(keep(merged[:, 1, 1]), keep(spectra[:, 1, 1]), 1e-9)
+        assert_close(share(merged[:, 1, 1]), share(spectra[:, 1, 1]).mean(0).expand(3), 1e-9)
+
+
+def test_rounding_does_not_turn_an_angle_of_pi_into_minus_pi():
+    # Rows whose sum is negative: the zero frequency has the angle pi, its imaginary part only rounding.
+    tensors = -normal(6, 3, 9).abs() - 1
+    shared = fourier_average(tensors, 0.3, "classifier")
+    assert_close(shared.sum(-1), tensors.sum(-1).mean(0).expand(6, 3), 1e-12)
+
+
+@pytest.mark.parametrize("choice", [{"kind": "bias"}, {"phase": "wrapped"}, {"parts": "none"}])
+def test_unknown_variants_are_refused(choice):
+    with pytest.raises(UserError, match=f"{next(iter(choice))}=.*choose one of"):
+        fourier_average(normal(2, 3, 4), 0.7, **choice)
