@@ -12,9 +12,11 @@ from equipoise.engine.loop import Run
 from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
 from equipoise.engine.training import cut
 from equipoise.errors import UserError
+from equipoise.methods import get_method
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 CONTRACT = contract_method.METHOD
+MEAN = ("evaluation.rule='mean_last'", "evaluation.last=3")
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001", "train.optimiser.keep=true")
 
 
@@ -33,9 +35,11 @@ def test_contract_method_runs_every_hook_and_keeps_state(tmp_path):
     assert server_state(folder)["counts"].sum() > 0
 
 
-@pytest.mark.parametrize("method", [CONTRACT, "fedavg", "local"], ids=["contract", "fedavg", "local"])
-def test_resume_gives_the_same_bits(tmp_path, method):
-    straight = run_tiny(tmp_path / "straight", method, "train.rounds=3", *ADAM)
+@pytest.mark.parametrize("rule", [(), MEAN], ids=["best", "mean_last"])
+@pytest.mark.parametrize("method", [CONTRACT, "local"], ids=["contract", "local"])
+def test_resume_gives_the_same_bits(tmp_path, method, rule):
+    settings = ("train.rounds=3", *ADAM, *rule)
+    straight = run_tiny(tmp_path / "straight", method, *settings)
     halted = tmp_path / "halted"
 
     class Stop(Exception):
@@ -46,16 +50,13 @@ def test_resume_gives_the_same_bits(tmp_path, method):
             if event == "round" and fields["round"] == 3:
                 raise Stop
 
-    config = tiny_config(method if isinstance(method, str) else "fedavg", "train.rounds=3", *ADAM)
-    from equipoise.methods import get_method
-
+    config = tiny_config(method if isinstance(method, str) else "fedavg", *settings)
     chosen = get_method(method) if isinstance(method, str) else method
     with pytest.raises(Stop):
         Run(config, chosen, tiny_federation(config), halted, [Halt()]).execute()
     Run(config, chosen, tiny_federation(config), halted).execute(resume=True)
     assert_same_bits(all_state(straight), all_state(halted))
-    finals = [[{**e, "n": 0} for e in events(folder, "final")] for folder in (straight, halted)]
-    assert finals[0] == finals[1]
+    assert events(straight, "final") == events(halted, "final")
 
 
 @pytest.mark.parametrize("method", [CONTRACT, "fedavg"], ids=["contract", "fedavg"])

@@ -1,7 +1,9 @@
 """Sources: the documented numbers of the public data sets, and what users bring as folders and manifests."""
 
+import csv
 import io
 import os
+import zipfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -110,6 +112,21 @@ def test_fed_isic2019_has_the_official_folds_of_the_centres_that_are_there(share
     assert any("bcn" in warning for warning in federation.warnings)
     rosendahl = sum(federation.sites[2].class_counts(8, part) for part in ("train", "valid", "test"))
     assert rosendahl.tolist() == [342, 803, 296, 109, 490, 30, 3, 186]
+
+
+def test_fed_isic2019_has_six_centres_where_bcn_is_there_too(shared_data, tmp_path):
+    for file in shared_data.iterdir():
+        os.symlink(file, tmp_path / file.name)
+    with open(shared_data / "splits" / "fed_isic2019_train_test_split.csv", newline="") as file:
+        names = [row["image"] for row in csv.DictReader(file) if row["center"] == "0"]
+    with zipfile.ZipFile(tmp_path / "bcn.zip", "w") as archive:
+        for name in names:
+            archive.writestr(f"ISIC_2019_Training_Input/{name}.jpg", "")
+    listing = list_source("fed-isic2019", tmp_path)
+    assert listing.missing() == []
+    assert len(listing.records) == 23247
+    assert Counter(record.site for record in listing.records)["bcn"] == 12413
+    assert listing.facts["warnings"] == []
 
 
 def test_fed_isic2019_validates_on_lesions_that_do_not_train(shared_data, tmp_path):

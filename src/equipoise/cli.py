@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -26,6 +27,17 @@ data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
 console = Console()
+
+#: headings that fit a narrow terminal
+SHORT_TITLES = {
+    "balanced_accuracy": "bal.\nacc.",
+    "macro_f1": "macro\nF1",
+    "accuracy": "acc.",
+    "balanced_auc": "bal.\nAUC",
+    "worst_class_recall": "worst\nclass",
+    "worst_site": "worst\nsite",
+    "spread": "spread\nsites",
+}
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
 
@@ -83,10 +95,12 @@ def _print_headline(folders: list[Path]) -> None:
     from equipoise.report.tables import COLUMNS, percent
 
     rows = headline([read_run(folder) for folder in folders])
-    table = RichTable("method", "model", "scope", *(column.title for column in COLUMNS), title="test, %")
+    table = RichTable("method", "model", "scope", title="test, %", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
     for row in rows:
         values = (percent(row.values.get(column.key)) for column in COLUMNS)
-        table.add_row(row.method, row.view, row.scope_title, *values)
+        table.add_row(row.method, row.view, row.scope_title.replace("mean over ", ""), *values)
     console.print(table)
 
 

@@ -188,13 +188,14 @@ def parse_config(raw: Mapping[str, Any], tables: Mapping[str, type[Table]], wher
     general = {key: value for key, value in raw.items() if key not in tables}
     methods = {}
     for key in raw.keys() & tables.keys():
-        methods[key] = _validate(tables[key], raw[key], f"{where}: [{key}]").model_dump(mode="json", exclude_unset=True)
+        methods[key] = validated(tables[key], raw[key], f"{where}: [{key}]").model_dump(mode="json", exclude_unset=True)
     if "methods" in general:
         raise UserError(f"{where}: unknown key 'methods'; write a table named after the method, like [fedprox]")
-    return _validate(Config, {**general, "methods": dict(sorted(methods.items()))}, where)
+    return validated(Config, {**general, "methods": dict(sorted(methods.items()))}, where)
 
 
-def _validate(model: type[T], raw: Any, where: str) -> T:
+def validated(model: type[T], raw: Any, where: str) -> T:
+    """`raw` as a table of this model; a mistake is told by its place and value."""
     try:
         return model.model_validate(raw)
     except ValidationError as problem:

@@ -1,6 +1,6 @@
 """Prototypes outside the training step: FedNPR's sub-clusters (Wicaksana et al., 2024), FedIIC's orthogonal
 prototypes (Wu et al., 2023), FedBM's concept statistics (Zhu et al., 2025), PRR's global prototypes (Chen et
-al., 2022)."""
+al., 2022), and class vectors at equal angles (FedNH, Dai et al., 2023; FedETF, Li et al., 2023)."""
 
 import math
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise._checks import check_choice
+from equipoise.errors import UserError
 
 
 def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -135,3 +136,23 @@ def global_prototypes(
     if spread == "biased":
         return mean + noise * (squares / sites.clamp(min=1)).sqrt()
     return mean + noise * (squares / (sites - 1).clamp(min=1)).sqrt().clamp(min=1.0)
+
+
+def orthogonal_frame(num_classes: int, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Random unit vectors (C, size), each at right angles to every other."""
+    if num_classes > size:
+        raise UserError(
+            f"{num_classes} class vectors at equal angles need at least {num_classes} dimensions, not {size}: "
+            "choose a net with more features, or project onto more"
+        )
+    columns = torch.randn(size, num_classes, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(columns)[0].T.float().contiguous()
+
+
+def simplex_frame(num_classes: int, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Random unit vectors (C, size) as far apart as can be: a simplex, every cosine -1 / (C - 1).
+
+    Also called a simplex equiangular tight frame (ETF). The vectors sum to zero.
+    """
+    vectors = orthogonal_frame(num_classes, size, generator)
+    return math.sqrt(num_classes / (num_classes - 1)) * (vectors - vectors.mean(0))

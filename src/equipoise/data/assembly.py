@@ -62,7 +62,7 @@ def assemble(store: Store, config: DataConfig, seed: int) -> Federation:
         sites=tuple(_site(name, images, store, config, train_only=shared) for name in names),
         image_size=store.shape[-1],
         channels=store.shape[0],
-        common=_site("common", evaluation, store, config) if shared else None,
+        common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
         warnings=(*warnings, *_missing_training(images, index.classes), *index.facts.get("warnings", ())),
     )
@@ -93,11 +93,12 @@ def _draw_parts(images: Images, ratios: tuple[float, float, float], config: Data
 
 def _leaks(images: Images) -> str | None:
     """Groups shared between parts, over all sites and then site by site."""
-    names = dict.fromkeys(images.sites.tolist())
+    overall, names = _count_leaks(images), dict.fromkeys(images.sites.tolist())
+    if overall is None or len(names) == 1:
+        return overall
     by_site = ((name, _count_leaks(images.where(images.sites == name))) for name in names)
     details = first_few(f"site {name}: {message}" for name, message in by_site if message)
-    overall = _count_leaks(images)
-    return f"{overall} ({details})" if overall and details and len(names) > 1 else overall
+    return f"{overall} ({details})" if details else overall
 
 
 def _count_leaks(images: Images) -> str | None:

@@ -26,13 +26,12 @@ def table(federation: Federation) -> Table:
             numbers = [f"{count:,}" if count else "-" for count in (*counts, counts.sum())]
             rows.append((site.name if part == parts[0] else "", part, *numbers))
     title = f"{federation.name}: images by site, part and class"
-    shown = Table(title=title, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column, name in enumerate(("site", "part", *federation.classes, "all")):
         widest = max(len(row[column]) for row in rows)  # a narrow terminal folds headings, never numbers
         shown.add_column(name, justify="right" if column > 1 else "left", min_width=widest, overflow="fold")
     for row in rows:
         shown.add_row(*row)
-    shown.caption = "\n".join(federation.warnings) or None
     return shown
 
 

@@ -41,12 +41,16 @@ class Checkpoints:
         """Rounds on disk, oldest first."""
         return sorted(int(path.name.removeprefix("round-")) for path in self.folder.glob("round-?????"))
 
-    def save(self, manifest: Manifest, server: Mapping[str, Value]) -> None:
-        """Write a checkpoint under a temporary name, then rename the whole folder."""
+    def save(self, manifest: Manifest, server: Mapping[str, Value], scores: Mapping[str, Value]) -> None:
+        """Write a checkpoint under a temporary name, then rename the whole folder.
+
+        `scores` are test scores that the end of the run will need (the mean of the last rounds).
+        """
         final = self._path(manifest.round)
         temporary = final.with_name(final.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         write_payload(temporary / "server.safetensors", server)
+        write_payload(temporary / "scores.safetensors", scores)
         write_text(temporary / "manifest.json", json.dumps(asdict(manifest), indent=1))
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -58,6 +62,10 @@ class Checkpoints:
     def server(self, round_number: int) -> Payload:
         """A checkpoint's server state."""
         return read_payload(self._path(round_number) / "server.safetensors")
+
+    def scores(self, round_number: int) -> Payload:
+        """Test scores kept for the end of the run."""
+        return read_payload(self._path(round_number) / "scores.safetensors")
 
     def latest(self, digest: str) -> Manifest | None:
         """The last complete checkpoint of this config; a checkpoint of another config is refused."""

@@ -158,7 +158,8 @@ class Cohort:
     def _perform(self, slot: Slot, request: Request, ask: Ask) -> Generator[None, None, Outcome]:
         engine = self.engine
         kept = engine.states.load(request.site)
-        return slot.perform(request, ask.message(request.site), kept, engine.data(request))
+        elsewhere = engine.data(request.data) if request.data else None
+        return slot.perform(request, ask.message(request.site), kept, engine.data(request.site), elsewhere)
 
     def _keep(self, request: Request, outcome: Outcome | SiteFailure, version: str) -> None:
         if isinstance(outcome, Outcome) and outcome.kept is not None:

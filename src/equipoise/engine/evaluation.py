@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 
 from equipoise import metrics
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.base import Engine
 from equipoise.engine.contract import Server
-from equipoise.engine.local import LocalEngine
-from equipoise.engine.protocol import Tensors
+from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
 from equipoise.tasks import Task
 
@@ -41,7 +42,7 @@ class Score:
 class Evaluator:
     """Asks sites to measure models and puts the answers together."""
 
-    def __init__(self, engine: LocalEngine, server: Server, federation: Federation):
+    def __init__(self, engine: Engine, server: Server, federation: Federation):
         self.engine = engine
         self.server = server
         self.views = engine.views
@@ -124,6 +125,23 @@ class Evaluator:
             for score in (yield from self._measure([request])):
                 found.append({"view": score.view, "scope": "cohort", "site": cohort.name, **score.summary})
         return found
+
+
+def pack_scores(rounds: Sequence[Sequence[Score]]) -> Payload:
+    """Scores of several rounds as a payload."""
+    flat = [(index, score) for index, scores in enumerate(rounds) for score in scores]
+    names = [[index, score.site, score.view, score.part] for index, score in flat]
+    return {"names": json.dumps(names)} | {str(i): score.counts for i, (_, score) in enumerate(flat)}
+
+
+def unpack_scores(payload: Payload, task: Task) -> list[list[Score]]:
+    """The inverse of `pack_scores`."""
+    rounds: dict[int, list[Score]] = {}
+    for position, (index, site, view, part) in enumerate(json.loads(str(payload["names"]))):
+        counts = payload[str(position)]
+        assert isinstance(counts, dict)
+        rounds.setdefault(index, []).append(Score.of(task, site, view, part, counts))
+    return list(rounds.values())
 
 
 def _has(site: Site, parts: Sequence[str]) -> bool:

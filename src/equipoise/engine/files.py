@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a small text file under a temporary name, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,14 @@ import torch
 from equipoise.config import Config
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.base import Engine, Outcomes, Place
 from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import SpilledPayload, read_payload, safe_name, write_payload
-from equipoise.engine.protocol import (
-    Ask,
-    PerSite,
-    Replies,
-    Reply,
-    SiteFailure,
-    Tensors,
-    Value,
-    check_payload,
-    first_unfinite,
-    payload_bytes,
-    signature,
-)
+from equipoise.engine.protocol import Ask, Payload, PerSite, SiteFailure, payload_bytes
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import SiteStates, read_state, write_state
 from equipoise.engine.training import SiteData, Steps
-
-Outcomes = Generator[None, None, list[Outcome | SiteFailure]]
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28
@@ -55,6 +40,16 @@ def all_sites(federation: Federation) -> dict[str, Site]:
     return {site.name: site for site in (*federation.sites, *common, *federation.cohorts)}
 
 
+def site_data(sites: Mapping[str, Site], request: Request, setting: Setting) -> SiteData:
+    """A site's images; when another place's are to be measured, beside the site's own training images."""
+    site = sites[request.site]
+    if request.data:
+        own = {part: split for part, split in site.splits.items() if part == "train"}
+        elsewhere = {part: split for part, split in sites[request.data].splits.items() if part != "train"}
+        site = Site(site.name, own | elsewhere)
+    return SiteData(site, setting.num_classes, setting.device)
+
+
 def new_slot(method: Method, setting: Setting, run_step: Steps | None = None) -> Slot:
     """A workplace for the sites of a federation."""
     config = setting.config
@@ -62,174 +57,49 @@ def new_slot(method: Method, setting: Setting, run_step: Steps | None = None) ->
     return Slot(method.client_class(config)(setting), augmentation, run_step)
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Drives the sites of a federation on this machine."""
 
-    def __init__(self, method: Method, setting: Setting, federation: Federation, folder: Path):
-        self.method = method
-        self.client = method.client_class(setting.config)
-        self.views = self.client.views_for(setting)
-        self.setting = setting
-        self.federation = federation
-        self.folder = folder
-        self.states = SiteStates(folder / "sites")
-        self.exchange = folder / "exchange"
-        self.failed: dict[str, str] = {}
-        self.facts: dict[str, dict[str, float]] = {}
-        self.measures: dict[str, dict[str, Tensors]] = {}
-        self._round, self._attempt, self._index = 0, 0, 0
-        self._sites = all_sites(federation)
-        self._place = self._choose_place()
+    states: SiteStates
 
-    def _choose_place(self) -> _InProcess | _Pool | Cohort:
+    def __init__(self, method: Method, setting: Setting, federation: Federation, folder: Path):
+        self._sites = all_sites(federation)
+        super().__init__(method, setting, list(self._sites), SiteStates(folder / "sites"))
+        self.federation = federation
+        self.exchange = folder / "exchange"
+        self.place = self._choose_place()
+
+    def _choose_place(self) -> Place:
         if self.setting.device.type == "cuda":
             self._data: dict[str, SiteData] = {}
             self.states.budget = DEVICE_STATES
             return Cohort(self, partial(new_slot, self.method, self.setting))
         return _InProcess(self) if self.setting.config.compute.workers == 1 else _Pool(self)
 
-    def __enter__(self) -> LocalEngine:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._place.close()
+        super().__exit__()
         shutil.rmtree(self.exchange, ignore_errors=True)
-
-    # ---- a round --------------------------------------------------------------------------------
 
     def begin(self, round_number: int, attempt: int) -> None:
-        """Start a round anew: nothing is pending, nobody has failed."""
-        self._round, self._attempt, self._index = round_number, attempt, 0
-        self.states.rollback()
-        self.failed, self.facts, self.measures = {}, {}, {}
+        """Start a round anew: nothing is pending, nobody has failed, no reply lies about."""
+        super().begin(round_number, attempt)
         shutil.rmtree(self.exchange, ignore_errors=True)
 
-    def commit(self) -> None:
-        """The round is complete; what sites keep becomes their state."""
-        self.states.commit()
+    def publish(self, folder: Path, shared: Payload, sites: Sequence[str]) -> Generator[None, None, None]:
+        """Write out the global model, and what each site keeps beside it."""
+        yield from super().publish(folder, shared, sites)
+        for site in sites:
+            kept = self.states.load(site)
+            if kept is not None:
+                write_state(folder / "personal" / f"{safe_name(site)}.safetensors", kept)
 
-    def ask(self, ask: Ask) -> Generator[None, None, Replies]:
-        """Let the asked sites perform the action; returns the sound replies in site order, yields between steps."""
-        self._check(ask)
-        config = self.setting.config
-        train = ask.action == "train" and config.evaluation.trained
-        view = "personal" if "personal" in self.views else "global"
-        requests = [
-            Request(
-                action=ask.action,
-                site=site,
-                round=self._round,
-                attempt=self._attempt,
-                index=self._index,
-                measure=("valid",) if train else (),
-                views=(view,),
-            )
-            for site in sorted(ask.sites, key=self._rank)
-            if site not in self.failed
-        ]
-        version = f"{self._round:05d}-{self._attempt}-{self._index}"
-        replies: list[Reply] = []
-        outcomes = yield from self._place.run(requests, ask, version)
-        for request, outcome in zip(requests, outcomes):
-            if isinstance(outcome, SiteFailure):
-                self._fail(request.site, str(outcome))
-                continue
-            replies.append(Reply(request.site, outcome.payload, outcome.measures, outcome.facts))
-            self._note(request.site, outcome, ask)
-        self._index += 1
-        return Replies(self._sound(replies, ask), dict(self.failed))
-
-    def evaluate(
-        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
-    ) -> Generator[None, None, list[Outcome]]:
-        """Measure models at sites; nothing that sites keep changes."""
-        known = {name: value for name, value in message.items() if not isinstance(value, PerSite)}
-        own = {name: value for name, value in message.items() if isinstance(value, PerSite)}
-        sites = {request.site for request in requests}
-        filled = {
-            name: PerSite({site: value.values.get(site, next(iter(value.values.values()))) for site in sites})
-            for name, value in own.items()
-        }
-        ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
-        asked = [replace(request, action=EVALUATE, round=max(self._round, 1)) for request in requests]
-        outcomes = yield from self._place.run(asked, ask, version="")
-        for outcome in outcomes:
-            if isinstance(outcome, SiteFailure):
-                raise RuntimeError(f"evaluation failed: {outcome}")
-        return outcomes  # type: ignore[return-value]
-
-    def data(self, request: Request) -> SiteData:
-        """The images that a request uses: memory maps on a CPU, resident on a GPU."""
-        name = request.data or request.site
+    def data(self, name: str) -> SiteData:
+        """The images of a site, a common set or a cohort: memory maps on a CPU, resident on a GPU."""
         if self.setting.device.type != "cuda":
             return SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
         if name not in self._data:
             self._data[name] = SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
         return self._data[name]
-
-    # ---- what comes back --------------------------------------------------------------------------
-
-    def _rank(self, site: str) -> int:
-        return list(self._sites).index(site)
-
-    def _check(self, ask: Ask) -> None:
-        unknown = set(ask.sites) - self._sites.keys()
-        if unknown:
-            raise ValueError(f"the server asks unknown sites: {', '.join(sorted(unknown))}")
-        if not callable(getattr(self.client, ask.action, None)):
-            raise ValueError(f"{self.client.__name__} has no action '{ask.action}'")
-        for site in ask.sites:
-            check_payload(ask.message(site), f"Ask('{ask.action}')")
-
-    def _note(self, site: str, outcome: Outcome, ask: Ask) -> None:
-        facts = self.facts.setdefault(site, {"sent": 0, "received": 0, "seconds": 0})
-        facts["sent"] += payload_bytes(outcome.payload)
-        facts["received"] += payload_bytes(ask.message(site))
-        facts["seconds"] += outcome.facts.pop("seconds", 0.0)
-        facts.update(outcome.facts)
-        self.measures.setdefault(site, {}).update(outcome.measures)
-
-    def _fail(self, site: str, why: str) -> None:
-        self.failed[site] = why
-        self.facts.pop(site, None)
-        self.measures.pop(site, None)
-        self.states.rollback([site])
-
-    def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
-        """Leave out replies that are not finite or not shaped as asked; their sites are out of the round."""
-        signatures = {reply.site: signature(reply.payload) for reply in replies}
-        expected = _expected(signatures, ask)
-        sound = []
-        for reply in replies:
-            problem = _difference(signatures[reply.site], expected)
-            if problem is None and (entry := first_unfinite(reply.payload)):
-                problem = f"'{entry}' holds NaN or infinity"
-            if problem is None:
-                sound.append(reply)
-            else:
-                self._fail(reply.site, f"{ask.action}: {problem}")
-        return sound
-
-
-def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:
-    """What a reply should look like: entries that were sent come back in the same shape, others as most have them."""
-    if not signatures:
-        return {}
-    common = Counter(tuple(sorted(s.items(), key=lambda item: item[0])) for s in signatures.values())
-    expected = dict(common.most_common(1)[0][0])
-    sent = signature(ask.message(next(iter(signatures))))
-    return {name: sent.get(name, shape) for name, shape in expected.items()}
-
-
-def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
-    for name in expected.keys() | found.keys():
-        if name not in found:
-            return f"'{name}' is missing"
-        if name not in expected:
-            return f"'{name}' was not expected"
-        if found[name] != expected[name]:
-            return f"'{name}' is {found[name]}, expected {expected[name]}"
-    return None
 
 
 class _InProcess:
@@ -243,10 +113,11 @@ class _InProcess:
         states, in_memory = self.engine.states, 0
         outcomes: list[Outcome | SiteFailure] = []
         for request in requests:
-            data = self.engine.data(request)
+            data = self.engine.data(request.site)
+            elsewhere = self.engine.data(request.data) if request.data else None
             try:
                 outcome = yield from self.slot.perform(
-                    request, ask.message(request.site), states.load(request.site), data
+                    request, ask.message(request.site), states.load(request.site), data, elsewhere
                 )
             except SiteFailure as failure:
                 outcomes.append(failure)
@@ -272,6 +143,7 @@ class _Pool:
     def __init__(self, engine: LocalEngine):
         self.engine = engine
         config = engine.setting.config
+        engine.client(engine.setting)  # what is wrong with the settings shows here, not in a worker
         self.pool = ProcessPoolExecutor(
             config.compute.workers,
             mp_context=multiprocessing.get_context("spawn"),
@@ -330,6 +202,10 @@ class _Worker:
         self.slot = new_slot(method, self.setting)
         self.sites = all_sites(federation)
 
+    def data(self, name: str) -> SiteData:
+        """The images of a site, a common set or a cohort."""
+        return SiteData(self.sites[name], self.setting.num_classes, self.setting.device)
+
 
 _worker: _Worker | None = None
 
@@ -343,9 +219,9 @@ def _start_worker(config: Config, method: Method, federation: Federation) -> Non
 def _work(request: Request, message: Path, kept: Path | None, reply: Path, after: Path | None) -> Any:
     assert _worker is not None
     worker = _worker
-    data = SiteData(worker.sites[request.data or request.site], worker.setting.num_classes, worker.setting.device)
+    elsewhere = worker.data(request.data) if request.data else None
     state = read_state(kept) if kept else None
-    outcome = exhaust(worker.slot.perform(request, read_payload(message), state, data))
+    outcome = exhaust(worker.slot.perform(request, read_payload(message), state, worker.data(request.site), elsewhere))
     if request.action != EVALUATE:
         write_payload(reply, outcome.payload)
     if outcome.kept is not None and after is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,19 +14,20 @@ import torch
 from equipoise import __version__
 from equipoise.config import Config
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.evaluation import Evaluator, Score, mean_scores
+from equipoise.engine.evaluation import Evaluator, Score, mean_scores, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
-from equipoise.engine.files import safe_name, write_payload, write_text
+from equipoise.engine.files import write_text
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.protocol import Conversation, Replies, payload_bytes
-from equipoise.engine.states import write_state
+from equipoise.engine.protocol import Conversation, PerSite, Replies, payload_bytes
 from equipoise.errors import UserError
 from equipoise.streams import stream
 
 ATTEMPTS = 3
 Steps = Generator[None, None, None]
+EngineMaker = Callable[[Method, Setting, Federation, Path], Engine]
 
 
 class Observer(Protocol):
@@ -50,12 +51,14 @@ class Run:
         folder: Path,
         observers: Sequence[Observer] = (),
         device: str = "cpu",
+        engine: EngineMaker = LocalEngine,
     ):
         self.config = config
         self.method = method
         self.federation = federation.pooled() if method.pooled else federation
         self.folder = folder
         self.observers = observers
+        self.make_engine = engine
         self.setting = Setting.of(config, method, self.federation, device)
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.sites = [site.name for site in self.federation.training_sites()]
@@ -71,26 +74,31 @@ class Run:
         """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
         latest = self._open(resume)
-        self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
+        with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
+            self.server = self.method.server(self.setting)
+            self.evaluator = Evaluator(self.engine, self.server, self.federation)
+            # Whatever is wrong with the settings has shown by now: from here on the folder is written.
+            self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
+            try:
+                yield from self._rounds(latest)
+            finally:
+                self.log.close()
+
+    def _rounds(self, latest: Manifest | None) -> Steps:
         began = time.perf_counter() - (latest.seconds if latest else 0.0)
-        try:
-            with LocalEngine(self.method, self.setting, self.federation, self.folder) as self.engine:
-                self.server = self.method.server(self.setting)
-                self.evaluator = Evaluator(self.engine, self.server, self.federation)
-                if latest is None:
-                    write_text(self.folder / "config.toml", self.config.to_toml())
-                    yield from self._start()
-                else:
-                    self._restore(latest.round)
-                    self.selection = latest.selection
-                    self._tell("resumed", round=latest.round)
-                for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
-                    yield from self._round(number)
-                    self._checkpoint(number, time.perf_counter() - began)
-                yield from self._finish()
-            self._tell("end", seconds=time.perf_counter() - began)
-        finally:
-            self.log.close()
+        if latest is None:
+            write_text(self.folder / "config.toml", self.config.to_toml())
+            yield from self._start()
+        else:
+            self._restore(latest.round)
+            self.selection = latest.selection
+            self.tail = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
+            self._tell("resumed", round=latest.round)
+        for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
+            yield from self._round(number)
+            self._checkpoint(number, time.perf_counter() - began)
+        yield from self._finish()
+        self._tell("end", seconds=time.perf_counter() - began)
 
     # ---- beginning ---------------------------------------------------------------------------------
 
@@ -211,6 +219,7 @@ class Run:
         in_tail = settings.rule == "mean_last" and number > self.config.train.rounds - settings.last
         parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
         scores = yield from self.evaluator.round_scores(parts)
+        self._tell_unmeasured(number)
         for score in scores:
             self._tell_score(score, number)
         if in_tail:
@@ -232,6 +241,10 @@ class Run:
         if last:
             self._tell("selection", rule=settings.rule, metric=settings.metric, view=view, **self.selection)
 
+    def _tell_unmeasured(self, number: int) -> None:
+        for site, why in self.engine.unmeasured.items():
+            self._tell("warning", text=f"round {number}: {site} did not measure the models: {why}")
+
     def _tell_score(self, score: Score, number: int) -> None:
         self._tell("evaluation", round=number, part=score.part, view=score.view, site=score.site, **score.summary)
 
@@ -250,7 +263,7 @@ class Run:
             selection=self.selection,
             seconds=seconds,
         )
-        self.checkpoints.save(manifest, self.server.state.snapshot())
+        self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.tail))
         wanted = set(self.checkpoints.rounds()[-settings.keep :]) | {self.selection.get("round", number)}
         retained = self.checkpoints.retain(wanted)
         self.engine.states.collect(m.sites for m in retained)
@@ -261,20 +274,11 @@ class Run:
         chosen = self.selection.get("round", self.config.train.rounds)
         if chosen != self.config.train.rounds:
             self._restore(chosen)
-        self._write_models()
+        shared = {k: v for k, v in self.server.message().items() if not isinstance(v, PerSite)}
+        yield from self.engine.publish(self.folder / "models", shared, self.sites)
         tail = self.tail if rule == "mean_last" else None
         for fields in (yield from self.evaluator.final(tail)):
             self._tell("final", part="test", rule=rule, round=chosen, **fields)
-
-    def _write_models(self) -> None:
-        """`models/`: what predicts, as far as each model is the server's or a site's."""
-        folder = self.folder / "models"
-        shared = {k: v for k, v in self.server.message().items() if isinstance(v, int | float | str | bool | dict | torch.Tensor)}
-        write_payload(folder / "global.safetensors", shared)
-        for site in self.sites:
-            kept = self.engine.states.load(site)
-            if kept is not None:
-                write_state(folder / "personal" / f"{safe_name(site)}.safetensors", kept)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.log.write(event, **fields)

@@ -30,7 +30,7 @@ EVALUATE = "evaluate"
 
 @dataclass(frozen=True)
 class Request:
-    """One action at one site. `data` names the site whose images are used, if not the site's own."""
+    """One action at one site. `data` names the place whose images models are measured on, if not the site's own."""
 
     action: str
     site: str
@@ -63,9 +63,17 @@ class Slot:
         self._loss_sum = torch.zeros((), device=client.setting.device)
 
     def perform(
-        self, request: Request, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None, data: SiteData
+        self,
+        request: Request,
+        message: Mapping[str, Value],
+        kept: Mapping[str, Tensor] | None,
+        data: SiteData,
+        elsewhere: SiteData | None = None,
     ) -> Generator[None, None, Outcome]:
-        """Perform a request; yields after each training step, and returns the outcome."""
+        """Perform a request; yields after each training step, and returns the outcome.
+
+        The site trains and adapts on its own `data`; models are measured there too, unless `elsewhere` is given.
+        """
         client, began = self.client, time.perf_counter()
         self._work = 0
         self._progress = Progress(self._loss_sum.zero_())
@@ -78,7 +86,7 @@ class Slot:
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * factor)
         try:
             if request.action == EVALUATE:
-                outcome = Outcome(measures=(yield from self._measure(request, data, adapt=True)))
+                outcome = Outcome(measures=(yield from self._measure(request, data, elsewhere or data, adapt=True)))
             else:
                 outcome = yield from self._act(request, dict(message), data)
         finally:
@@ -113,7 +121,7 @@ class Slot:
             for name, value in payload.items()
         }
         next_state = {name: tensor.clone() for name, tensor in client.kept().items()}
-        measures = yield from self._measure(request, data, adapt=False)
+        measures = yield from self._measure(request, data, data, adapt=False)
         yield from self._settle()
         facts: dict[str, float] = {}
         if self._progress.samples:
@@ -151,7 +159,9 @@ class Slot:
             while not done.query():
                 yield
 
-    def _measure(self, request: Request, data: SiteData, adapt: bool) -> Generator[None, None, dict[str, Tensors]]:
+    def _measure(
+        self, request: Request, data: SiteData, measured: SiteData, adapt: bool
+    ) -> Generator[None, None, dict[str, Tensors]]:
         """Counts of the asked views on the asked parts, by `view.part`; the global model before any adaptation."""
         client, measures = self.client, {}
         for view in request.views:
@@ -165,12 +175,12 @@ class Slot:
                         break
                     result = yield from self._do(work, data)
             for part in request.measure:
-                if data.has(part):
-                    logits = logits_of(client, data[part], self.augmentation, view)
+                if measured.has(part):
+                    logits = logits_of(client, measured[part], self.augmentation, view)
                     yield from self._settle()
-                    counts = client.setting.task.measure(logits, data[part].labels)
+                    counts = client.setting.task.measure(logits, measured[part].labels)
                     if request.scores:
-                        counts |= {"scores": logits.softmax(1).cpu(), "labels": data[part].labels.cpu()}
+                        counts |= {"scores": logits.softmax(1).cpu(), "labels": measured[part].labels.cpu()}
                     measures[f"{view}.{part}"] = counts
         return measures
 

@@ -14,24 +14,62 @@ from equipoise.engine.protocol import Tensors
 MEMORY_BUDGET = 1 << 29
 
 
-class SiteStates:
-    """Committed and pending versions of every site's kept tensors."""
+class Versions:
+    """Names of the committed and pending versions of every site's kept tensors."""
 
-    def __init__(self, folder: Path, budget: int = MEMORY_BUDGET):
-        self.folder = folder
-        self.budget = budget
+    def __init__(self) -> None:
         self.committed: dict[str, str] = {}
         self.pending: dict[str, str] = {}
+
+    def current(self, site: str) -> str | None:
+        """The newest version of a site: this round's, or else the committed one."""
+        return self.pending.get(site) or self.committed.get(site)
+
+    def note(self, site: str, version: str) -> None:
+        """A pending version that has already been written to disk."""
+        if site in self.pending:
+            self._drop(site, self.pending[site])
+        self.pending[site] = version
+
+    def commit(self) -> None:
+        """The round is complete: pending versions become the committed ones."""
+        self.committed |= self.pending
+        self.pending = {}
+
+    def rollback(self, sites: Iterable[str] | None = None) -> None:
+        """Forget the pending versions of some sites, or of all."""
+        for site in list(self.pending if sites is None else sites):
+            if site in self.pending:
+                self._drop(site, self.pending.pop(site))
+
+    def flush(self) -> dict[str, str]:
+        """Make sure that every committed version is on disk; gives {site: version} for the manifest."""
+        return dict(self.committed)
+
+    def restore(self, manifest: Mapping[str, str]) -> None:
+        """Go back to the versions of a manifest."""
+        self.committed, self.pending = dict(manifest), {}
+
+    def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
+        """Let go of versions that neither a retained checkpoint nor the present state refers to."""
+
+    def _drop(self, site: str, version: str) -> None:
+        """Let go of a version that will not be committed."""
+
+
+class SiteStates(Versions):
+    """Versions that lie in memory and on this machine's disk."""
+
+    def __init__(self, folder: Path, budget: int = MEMORY_BUDGET):
+        super().__init__()
+        self.folder = folder
+        self.budget = budget
         self._memory: dict[tuple[str, str], Tensors] = {}
         self._bytes = 0
 
     def path(self, site: str, version: str) -> Path:
         """Where a version lies on disk."""
         return self.folder / safe_name(site) / f"{version}.safetensors"
-
-    def current(self, site: str) -> str | None:
-        """The newest version of a site: this round's, or else the committed one."""
-        return self.pending.get(site) or self.committed.get(site)
 
     def load(self, site: str) -> Tensors | None:
         """The newest state of a site; None before its first."""
@@ -52,34 +90,18 @@ class SiteStates:
             write_state(self.path(site, version), state)
         self.note(site, version)
 
-    def note(self, site: str, version: str) -> None:
-        """A pending version that a worker process has already written to disk."""
-        if site in self.pending:
-            self._drop(site, self.pending[site])
-        self.pending[site] = version
-
-    def commit(self) -> None:
-        """The round is complete: pending versions become the committed ones."""
-        self.committed |= self.pending
-        self.pending = {}
-
-    def rollback(self, sites: Iterable[str] | None = None) -> None:
-        """Forget the pending versions of some sites, or of all."""
-        for site in list(self.pending if sites is None else sites):
-            if site in self.pending:
-                self._drop(site, self.pending.pop(site))
-
     def flush(self) -> dict[str, str]:
         """Put every committed version on disk; gives {site: version} for the manifest."""
         for site, version in self.committed.items():
             state = self._memory.get((site, version))
             if state is not None and not self.path(site, version).exists():
                 write_state(self.path(site, version), state)
-        return dict(self.committed)
+        return super().flush()
 
     def restore(self, manifest: Mapping[str, str]) -> None:
         """Go back to the versions of a manifest."""
-        self.committed, self.pending, self._memory, self._bytes = dict(manifest), {}, {}, 0
+        super().restore(manifest)
+        self._memory, self._bytes = {}, 0
 
     def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
         """Delete versions that neither a retained checkpoint nor the present state refers to."""

@@ -20,7 +20,7 @@ from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
 from equipoise.streams import stream
 
 #: float32 bytes of augmented images that are made at a time, by device type
-CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
+CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 class Part:

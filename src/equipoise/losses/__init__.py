@@ -1,5 +1,7 @@
 """The losses, one family per file: pure functions of tensors that also run inside a captured CUDA graph."""
 
+from equipoise.losses._shapes import membership
+from equipoise.losses.balance import inherited_knowledge, prediction_entropy
 from equipoise.losses.concept import concept_alignment, concept_logits, diversity
 from equipoise.losses.contrastive import (
     inter_client_contrastive,
@@ -29,6 +31,7 @@ from equipoise.losses.supervised import (
     fedlc,
     focal,
     logit_adjusted,
+    restricted_logits,
     restricted_softmax,
     supervised_loss,
 )
@@ -50,14 +53,18 @@ __all__ = [
     "fedlc",
     "focal",
     "imbalance_ratios",
+    "inherited_knowledge",
     "inter_client_contrastive",
     "intra_client_contrastive",
     "logit_adjusted",
+    "membership",
     "model_contrastive",
     "mutual_kl",
     "norm_statistics_gap",
+    "prediction_entropy",
     "prototype_contrastive",
     "prototype_distance",
+    "restricted_logits",
     "restricted_softmax",
     "subcluster_regularisation",
     "subcluster_scores",

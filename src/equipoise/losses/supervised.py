@@ -75,13 +75,18 @@ def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tens
     return (weights[labels] * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
+def restricted_logits(logits: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
+    """Logits, those of locally missing classes scaled by alpha; `present` (C,) marks the classes the site has."""
+    return torch.where(per_class(present, logits), logits, alpha * logits)
+
+
 def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
     """Cross entropy with the logits of locally missing classes scaled by alpha (FedRS, Li & Zhan, 2021).
 
     `present` (C,) marks the classes the site has; alpha 1 is cross entropy, alpha 0 gives the others a logit
     of 0.
     """
-    return F.cross_entropy(torch.where(per_class(present, logits), logits, alpha * logits), labels)
+    return F.cross_entropy(restricted_logits(logits, present, alpha), labels)
 
 
 def calibrated_margins(class_counts: Tensor, tau: float = 1.0) -> Tensor:

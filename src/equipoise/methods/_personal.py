@@ -13,7 +13,7 @@ from equipoise.methods.common import all_but
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
-class PartServer(FedAvgServer):
+class PartialServer(FedAvgServer):
     """Averages the groups of the net that travel."""
 
     #: groups of the net that stay at the sites
@@ -23,7 +23,7 @@ class PartServer(FedAvgServer):
         return all_but(net, *self.stays)
 
 
-class PartClient(FedAvgClient):
+class PartialClient(FedAvgClient):
     """Keeps some groups of the net from round to round; the others are received and sent."""
 
     #: groups of the net that stay at the site, as the server has it

@@ -6,11 +6,11 @@ Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.1
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from equipoise.config import Table
@@ -38,11 +38,16 @@ class APFLClient(TwoNetClient):
     Batch norm keeps the mixture's running statistics in the personal net, for nothing else uses them.
     """
 
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        "train": TwoNetClient.discloses["train"]
+        | {"model": "the global net's weights and batch-norm statistics after local training"}
+    }
+
     def build(self) -> None:
         super().build()
         self.phase("main", {"net": self.net, "personal": self.personal})
         self.alpha = self.keeps("alpha", torch.tensor(self.options.alpha))
-        self.alpha.requires_grad_()
+        self.alpha.requires_grad_(self.options.learn != "never")
         self.learns = self.scratch("learns", torch.tensor(1.0))
 
     def mixture(self) -> dict[str, Tensor]:
@@ -60,14 +65,15 @@ class APFLClient(TwoNetClient):
         return super().loss(batch, out) + self.supervised(out.personal_logits, batch.label)
 
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
-        """w, v and alpha each go down their gradient at the same point (Algorithm 1); alpha without momentum."""
+        """w, v and alpha go down their gradients at the same point (Algorithm 1); alpha by plain descent."""
+        if self.options.learn == "never":
+            return super().step(batches, phase)
         (batch,) = batches
         loss = self.loss(batch, self.outputs(batch))
         *gradients, slope = torch.autograd.grad(loss, [*phase.optimiser.parameters, self.alpha], allow_unused=True)
         phase.optimiser.update(self.adjust(list(gradients)))
-        if self.options.learn != "never":
-            with torch.no_grad():
-                self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
+        with torch.no_grad():
+            self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
         self.after_step()
         return loss.detach()
 
@@ -78,10 +84,8 @@ class APFLClient(TwoNetClient):
         if self.options.learn == "round":
             self.learns.zero_()
 
-    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
-        if net is self.net:
-            return super().logits(net, batch)
-        return self.outputs(batch).personal_logits
+    def predict(self, view: str, batch: Batch) -> Tensor:
+        return self.outputs(batch).personal_logits if view == "personal" else super().predict(view, batch)
 
 
 METHOD = Method(

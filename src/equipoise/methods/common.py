@@ -1,13 +1,16 @@
 """What several methods share: what a server does with replies (averages and totals, folded tensor by tensor in site
-order), and which entries of a net travel."""
+order), which entries of a net travel, and class means of features, at a site and over sites."""
 
 from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.aggregation import weighted_mean
 from equipoise.engine.protocol import Replies, Tensors
+from equipoise.losses import membership
 from equipoise.nets import groups
 
 
@@ -23,13 +26,63 @@ def site_weights(replies: Replies, kind: str = "size") -> list[float]:
 
 
 def average(replies: Replies, name: str = "model", kind: str = "size") -> Tensors:
-    """Weighted mean of a dict of tensors over sites. Reads one tensor of one site at a time."""
-    weights = site_weights(replies, kind)
-    return {
-        entry: weighted_mean((reply[name][entry] for reply in replies), weights) for entry in replies[0][name]
-    }
+    """Mean of a dict of tensors over sites, by their number of images or by head."""
+    return average_by(site_weights(replies, kind), replies, name)
+
+
+def average_by(weights: Sequence[float], replies: Replies, name: str = "model") -> Tensors:
+    """Mean of a dict of tensors over sites by given weights. Reads one tensor of one site at a time."""
+    return {entry: weighted_mean((reply[name][entry] for reply in replies), weights) for entry in replies[0][name]}
+
+
+def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str] = ()) -> Tensors:
+    """A server step: each entry goes `rate` of the way from its old value to the sites' mean, spared ones all of it.
+
+    Spare running statistics: a rate above 1 goes past the mean, which a variance must not.
+    """
+    if rate == 1:
+        return mean
+    return {name: value if name in spared else torch.lerp(old[name], value, rate) for name, value in mean.items()}
 
 
 def total(replies: Replies, name: str) -> Tensor:
     """Sum of a tensor over sites."""
     return torch.stack([reply[name] for reply in replies]).sum(0)
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
+    """Summed features (C, D) and number of samples (C,) of each class in a batch (B, D): what a `Scan` adds up."""
+    members = membership(labels, num_classes, features.dtype)
+    return {"sums": members.T @ features, "counts": members.sum(0)}
+
+
+def class_means(sums: Tensor, counts: Tensor) -> Tensor:
+    """Class means (C, ...) from sums (C, ...) over `counts` (C,) samples; zeros for a class without any."""
+    return sums / _per_class(counts.clamp(min=1), sums)
+
+
+def mean_by_class(replies: Replies, name: str, kind: str = "size") -> tuple[Tensor, Tensor]:
+    """Mean over sites of their class means (C, ...), and the mask (C,) of the classes that any of them has.
+
+    A site counts for a class by its `class_counts` of it, or as much as every other site that has the class
+    ("uniform"); for a class that it lacks, not at all.
+    """
+    sums = torch.zeros_like(replies[0][name])
+    weights = torch.zeros_like(replies[0]["class_counts"])
+    for reply in replies:
+        counts = reply["class_counts"]
+        weight = counts if kind == "size" else (counts > 0).to(counts.dtype)
+        sums += _per_class(weight, sums) * reply[name]
+        weights += weight
+    return class_means(sums, weights), weights > 0
+
+
+def _per_class(values: Tensor, like: Tensor) -> Tensor:
+    """Values (C,) shaped to broadcast over `like` (C, ...)."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def shuffled_batches(size: int, batch: int, passes: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Positions of `size` samples in batches, shuffled anew in each of some passes; for heads on kept features."""
+    for _ in range(passes):
+        yield from torch.randperm(size, generator=generator, device=generator.device).split(batch)

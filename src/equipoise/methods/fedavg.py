@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.engine.contract import Batch, Client, Method, Server
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Train, Value
 from equipoise.methods.common import average
+from equipoise.nets import Net
 
 
 class FedAvgServer(Server):
@@ -50,10 +51,14 @@ class FedAvgClient(Client):
     }
 
     def build(self) -> None:
-        self.net = self.setting.new_net()
+        self.net = self.new_net()
         self.shared = tuple(self.shared_entries(self.net))
         self.receives("model", self.net, self.shared)
         self.phase("main", self.net)
+
+    def new_net(self) -> Net:
+        """The net that is trained, in its first state; the server's `build` gives the same."""
+        return self.setting.new_net()
 
     def shared_entries(self, net: nn.Module) -> Iterable[str]:
         """The state-dict names that travel; all of them here."""

@@ -7,7 +7,7 @@ Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Cl
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -40,7 +40,7 @@ class FedBABUServer(FedAvgServer):
 class FedBABUClient(FedAvgClient):
     """Trains the body; the head moves only in fine-tuning, of which nothing is kept."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
         | {"model": "the body's weights and batch-norm statistics after local training; the head's too if it trains"}
     }

@@ -25,7 +25,6 @@ from equipoise.data.augment import build_augmentation
 from equipoise.data.augment.draws import WHITE
 from equipoise.engine.contract import Batch, Method, PerBatch, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
-from equipoise.errors import UserError
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.methods.common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
@@ -43,7 +42,8 @@ class Options(Table):
 
     classifier: Literal["distribution", "averaged", "random", "learned"] = Field(
         "distribution",
-        description="frozen: mean and variance of the texts, their mean alone, random directions; or an ordinary head",
+        description="frozen: mean and variance of the texts, their mean alone, random directions; "
+        "learned: an ordinary head, with the loss that train.loss names",
     )
     temperature: PositiveFloat = Field(12.5, description="tau of Eq. 5; the authors tuned 7.5 to 17.5 per setting")
     encoder: str = Field(DEFAULT_ENCODER, description="text encoder of the concept bank to look for")
@@ -134,12 +134,6 @@ class FedBMServer(FedAvgServer):
     """Makes the classifier once, averages the nets, and every few rounds trains the generator against the average."""
 
     def build(self) -> nn.Module:
-        loss = self.setting.config.train.loss
-        if self.options.frozen and loss != "ce":
-            raise UserError(
-                f"train.loss = {loss!r} cannot go with FedBM's frozen classifier, which has a loss of its own (Eq. 4): "
-                "leave it at 'ce', or set fedbm.classifier = 'learned'"
-            )
         self.parts = Parts(self.setting)
         return self.parts.net
 
@@ -277,8 +271,17 @@ class FedBMClient(FedAvgClient):
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         """One mean over local and generated images (Eq. 11)."""
-        labels = torch.cat([batch.label, batch.synthetic_label]) if hasattr(batch, "synthetic") else batch.label
-        return self.classifier.loss(out.output, labels) if self.options.frozen else self.supervised(out.output, labels)
+        generated = hasattr(batch, "synthetic")
+        if self.options.frozen:
+            labels = torch.cat([batch.label, batch.synthetic_label]) if generated else batch.label
+            return self.classifier.loss(out.output, labels)
+        if not generated:
+            return self.supervised(out.output, batch.label)
+        # The site's class counts, which the supervised loss may use, do not hold for generated images.
+        sizes = [len(batch.label), len(batch.synthetic_label)]
+        local, made = out.output.split(sizes)
+        losses = self.supervised(local, batch.label), F.cross_entropy(made, batch.synthetic_label)
+        return (sizes[0] * losses[0] + sizes[1] * losses[1]) / sum(sizes)
 
     def predict(self, view: str, batch: Batch) -> Tensor:
         output = self.outputs(batch).output

@@ -5,22 +5,25 @@ Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normali
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartClient, PartServer
+from equipoise.methods._personal import PartialClient, PartialServer
 
 
-class FedBNServer(PartServer):
+class FedBNServer(PartialServer):
     """Averages all but the norm layers."""
 
     stays = ("norm", "statistics")
 
 
-class FedBNClient(PartClient):
+class FedBNClient(PartialClient):
     """Trains the whole net; its norm layers go on from round to round."""
 
     stays = ("norm", "statistics")
-    discloses = {
-        "train": PartClient.discloses["train"] | {"model": "the net's weights outside norm layers after local training"}
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        "train": PartialClient.discloses["train"]
+        | {"model": "the net's weights outside norm layers after local training"}
     }
 
 

@@ -6,12 +6,14 @@ Collins et al., Exploiting Shared Representations for Personalized Federated Lea
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field, PositiveInt
 
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Payload, Train
-from equipoise.methods._personal import PartClient, PartServer
+from equipoise.methods._personal import PartialClient, PartialServer
 
 
 class Options(Table):
@@ -23,24 +25,24 @@ class Options(Table):
     )
 
 
-class FedRepServer(PartServer):
+class FedRepServer(PartialServer):
     """Averages the body, its norm layers included."""
 
     stays = ("head",)
 
 
-class FedRepClient(PartClient):
+class FedRepClient(PartialClient):
     """Trains head and body one after the other."""
 
     stays = ("head",)
-    discloses = {
-        "train": PartClient.discloses["train"]
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        "train": PartialClient.discloses["train"]
         | {"model": "the body's weights and batch-norm statistics after local training"}
     }
 
     def build(self) -> None:
         super().build()
-        # Statistics belong to the body: they stand still while the head is fitted, which sees what it will be tested on.
+        # Statistics are the body's, so they stand still while the head is fitted, to features as evaluation sees them.
         self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
         self.phase("main", self.net, self.shared)
 

@@ -8,7 +8,7 @@ head is the paper's linear one; the one that a hypernetwork generates is left ou
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class FedRoDServer(FedAvgServer):
 class FedRoDClient(FedAvgClient):
     """Trains body and generic head by one loss and the personal head by another, in one step."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
         | {"model": "body and generic head after local training, with batch-norm statistics"}
     }
@@ -53,9 +53,9 @@ class FedRoDClient(FedAvgClient):
         return head
 
     def forward(self, batch: Batch) -> Any:
-        """Features (B, D), logits (B, C) of the generic head, and personal logits (B, C), their sum with the personal's.
+        """Features (B, D), logits (B, C) of the generic head, and their sum with those of the personal head.
 
-        Personal logits give no gradient to body and generic head.
+        That sum gives no gradient to body and generic head.
         """
         features = self.net.features(batch.image)
         dropped = self.net.dropout(features)

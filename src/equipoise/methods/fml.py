@@ -6,7 +6,7 @@ Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -32,7 +32,7 @@ class FMLServer(FedAvgServer):
 class FMLClient(TwoNetClient):
     """Trains both nets in one step, each with the other as a teacher that gets no gradient."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
         | {"model": "the shared net's weights and batch-norm statistics after local training"}
     }

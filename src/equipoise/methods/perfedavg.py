@@ -52,7 +52,7 @@ class PerFedAvgClient(FedAvgClient):
             yield Train(steps=self.options.adapt_steps, phase="adapt")
 
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
-        """w - beta (I - alpha H(w; D'')) g(w - alpha g(w; D); D'), Algorithm 1; fo takes H for 0."""
+        """w - beta (I - alpha H(w; D'')) g(w - alpha g(w; D); D'), as in Algorithm 1; fo takes H for 0."""
         if not self.options.alpha or phase is self.phases["adapt"]:
             return super().step(batches[:1], phase)
         adaptation, parameters = self.phases["adapt"].optimiser, phase.optimiser.parameters
@@ -75,7 +75,7 @@ class PerFedAvgClient(FedAvgClient):
     def hessian_product(
         self, batch: Batch, parameters: list[Tensor], start: list[Tensor], direction: list[Tensor]
     ) -> list[Tensor]:
-        """H(start) direction by central differences, (g(start + delta d) - g(start - delta d)) / (2 delta) (Eq. 8)."""
+        """H(start) direction by central differences: (g(start + delta d) - g(start - delta d)) / (2 delta)."""
         delta = self.options.delta
         self.move(parameters, start, direction, delta)
         ahead = self.gradients(batch, parameters)[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -55,7 +55,7 @@ class PFedMeServer(FedAvgServer):
 class PFedMeClient(TwoNetClient):
     """Trains the personal net (theta), and lets its copy of the global one (w, `net`) follow."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
         | {"model": "the site's copy of the global weights after local training, and batch-norm statistics"}
     }
@@ -76,7 +76,7 @@ class PFedMeClient(TwoNetClient):
         return SimpleNamespace(features=features, logits=self.personal.classify(features))
 
     def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        """The gradient of f(theta) + lambda/2 |theta - w|^2 (Eq. 3)."""
+        """The gradient of f(theta) + lambda/2 |theta - w|^2."""
         pull = self.options.regularisation
         pairs = zip(gradients, self.personal.parameters(), self.net.parameters())
         return [None if g is None else g.add(theta.detach() - w, alpha=pull) for g, theta, w in pairs]

@@ -6,8 +6,9 @@ Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -34,9 +35,8 @@ from equipoise.methods._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, 
 from equipoise.methods._prr_fourier import layer_kinds, merge_deputies
 from equipoise.methods._prr_options import PRROptions
 from equipoise.methods.common import average, total
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.methods.fedbn import FedBNServer
 from equipoise.metrics import from_confusion
-from equipoise.nets import groups
 from equipoise.prototypes import global_prototypes
 
 RECOVER, EXCHANGE, SUBLIMATE = 1, 2, 3
@@ -48,8 +48,8 @@ def next_stage(
 ) -> int:
     """DET's step after one with these scores: 1 recover, 2 exchange, 3 sublimate; a round starts from 0.
 
-    A deputy below `recover` times the personal score has to recover; from there it goes on to exchange, whatever
-    its score, and to sublimate once it reaches `sublimate` times the personal score.
+    A deputy below `recover` times the personal score has to recover. Otherwise recovering leads to exchange, never
+    straight on, and exchange to sublimation once the deputy reaches `sublimate` times the personal score.
     """
     if stage == 0 or deputy_score < recover * personal_score:
         return RECOVER
@@ -58,7 +58,7 @@ def next_stage(
     return SUBLIMATE
 
 
-class PRRServer(FedAvgServer):
+class PRRServer(FedBNServer):
     """Merges deputies, each site's for itself (PFA), and the prototypes of the classes (CPA)."""
 
     def setup(self) -> None:
@@ -72,10 +72,6 @@ class PRRServer(FedAvgServer):
         self.state.prototypes = self.state.class_counts.new_zeros(self.setting.num_classes, net.feature_size)
         if self.options.global_view:
             self.state.global_model = dict(net.state_dict())
-
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        """All but batch norm."""
-        return (*groups(net)["body"], *groups(net)["head"])
 
     def start(self, roster: Sequence[str]) -> Conversation:
         self.state.roster = "\n".join(roster)
@@ -223,7 +219,7 @@ class PRRClient(CPAClient):
                 yield from self.choose_stage()
 
     def take_stage(self) -> None:
-        """Who learns from whom in the present step (Eqs. 5 and 6), and no batch counted yet."""
+        """Set who learns from whom in the present step, and begin to count predictions anew."""
         stage = int(self.stage)
         self.deputy_learns.fill_(stage != SUBLIMATE)
         self.personal_learns.fill_(stage != RECOVER)
@@ -235,7 +231,7 @@ class PRRClient(CPAClient):
         options = self.options
         personal, deputy = self.personal_confusion, self.deputy_confusion
         if options.det_metric == "valid":
-            models = {"personal": self.predictor(self.net), "deputy": self.predictor(self.deputy)}
+            models = {"personal": partial(self.logits, self.net), "deputy": partial(self.logits, self.deputy)}
             counts = yield Evaluate("valid", models)
             personal, deputy = counts["personal"]["confusion"], counts["deputy"]["confusion"]
         stage = next_stage(int(self.stage), macro_f1(deputy), macro_f1(personal), options.recover, options.sublimate)
@@ -250,7 +246,7 @@ class PRRClient(CPAClient):
         return out
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
-        """L_P + L_D, teachers detached: what one model's term gives the other is no gradient."""
+        """L_P + L_D (Eqs. 5 and 6); teachers are detached, so each model gets the gradient of its own loss alone."""
         loss = super().loss(batch, out)
         if not self.options.paired:
             return loss
@@ -271,17 +267,13 @@ class PRRClient(CPAClient):
     # ---- prediction ----------------------------------------------------------------------------------
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.predictor(self.net)(batch)
+        return self.logits(self.net, batch)
 
-    def predictor(self, net: nn.Module) -> Callable[[Batch], Tensor]:
-        """A function that gives the logits (B, C) of one of the nets alone, in the configured precision."""
-
-        def predict(batch: Batch) -> Tensor:
-            device = self.setting.device.type
-            with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
-                return net(batch.image).float()
-
-        return predict
+    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, C) of one of the nets alone, in the configured precision."""
+        device = self.setting.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
+            return net(batch.image).float()
 
 
 def macro_f1(confusion: Tensor) -> float:
@@ -307,7 +299,7 @@ class PRRGlobalClient(PRRClient):
         return super().update() | {"norm": self.share(self.deputy, self.private)}
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.predictor(self.mean_deputy)(batch) if view == "global" else super().predict(view, batch)
+        return self.logits(self.mean_deputy if view == "global" else self.net, batch)
 
 
 @dataclass(frozen=True)

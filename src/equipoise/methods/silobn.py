@@ -5,21 +5,25 @@ Andreux et al., Siloed Federated Learning for Multi-Centric Histopathology Datas
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartClient, PartServer
+from equipoise.methods._personal import PartialClient, PartialServer
 
 
-class SiloBNServer(PartServer):
+class SiloBNServer(PartialServer):
     """Averages all weights and no statistics."""
 
     stays = ("statistics",)
 
 
-class SiloBNClient(PartClient):
+class SiloBNClient(PartialClient):
     """Trains the received weights; its statistics go on from round to round."""
 
     stays = ("statistics",)
-    discloses = {"train": PartClient.discloses["train"] | {"model": "the net's weights after local training"}}
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        "train": PartialClient.discloses["train"] | {"model": "the net's weights after local training"}
+    }
 
 
 METHOD = Method(

@@ -188,7 +188,7 @@ def to_latex(rows: Sequence[HeadlineRow]) -> str:
     for row in rows:
         method = f"{row.method} ({row.run})" if several_runs else row.method
         scope = row.scope_title if row.part == "test" else f"{row.scope_title}, validation"
-        cells = [_latex(text) for text in (method, row.view, scope)]
+        cells = [latex_text(text) for text in (method, row.view, scope)]
         for column in COLUMNS:
             value = row.values.get(column.key)
             number = "--" if value is None else percent(value)
@@ -204,5 +204,6 @@ _LATEX_ESCAPES = str.maketrans(
 )
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Any text as LaTeX prints it."""
     return text.translate(_LATEX_ESCAPES)

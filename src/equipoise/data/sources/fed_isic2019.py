@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.data.config import DataConfig
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
-from equipoise.data.sources.ham10000 import read_metadata
+from equipoise.data.sources.ham10000 import METADATA
 from equipoise.errors import UserError
 
 TITLE = "Fed-ISIC2019, up to six centres, 8 classes"
@@ -49,10 +49,11 @@ def listing(config: DataConfig, root: Path) -> Listing:
 
 
 def _lesions(root: Path) -> dict[str, str]:
-    """Lesion of each image where it is known: HAM10000's metadata, and ISIC 2019's where the user has it."""
-    lesions = {name: row["lesion_id"] for name, row in read_metadata(root).items()}
-    for folder in (root / "splits", root):
-        if (folder / ISIC2019).is_file():
-            for row in read_csv(folder / ISIC2019, ("image", "lesion_id")):
-                lesions.setdefault(row["image"].removesuffix("_downsampled"), row["lesion_id"])
+    """Lesion of each image, as far as ISIC 2019's and HAM10000's own tables are there to say."""
+    lesions: dict[str, str] = {}
+    for table in (folder / name for folder in (root / "splits", root) for name in (ISIC2019, *METADATA)):
+        if table.is_file():
+            image = "image" if table.name == ISIC2019 else "image_id"
+            for row in read_csv(table, (image, "lesion_id")):
+                lesions.setdefault(row[image].removesuffix("_downsampled"), row["lesion_id"])
     return lesions

@@ -1,0 +1,203 @@
+"""What every engine does around its sites: turning asks into requests, keeping a round's books, refusing unsound replies.
+
+An engine adds the place where requests are performed: this process, worker processes, a GPU, hospitals on Flower.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from equipoise.engine.contract import Method, Setting
+from equipoise.engine.files import write_payload
+from equipoise.engine.protocol import (
+    Ask,
+    Payload,
+    PerSite,
+    Replies,
+    Reply,
+    SiteFailure,
+    Tensors,
+    Value,
+    check_payload,
+    first_unfinite,
+    payload_bytes,
+    signature,
+)
+from equipoise.engine.site import EVALUATE, Outcome, Request
+from equipoise.engine.states import Versions
+
+Outcomes = Generator[None, None, list[Outcome | SiteFailure]]
+
+
+class Place(Protocol):
+    """Where requests are performed."""
+
+    def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
+        """Perform all requests; outcomes in the order of the requests. `version` names the sites' next state."""
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+
+
+class Engine:
+    """Drives the sites of a federation, wherever they are. `sites` are their names, in order."""
+
+    place: Place
+
+    def __init__(self, method: Method, setting: Setting, sites: Sequence[str], states: Versions):
+        self.method = method
+        self.client = method.client_class(setting.config)
+        self.views = self.client.views_for(setting)
+        self.setting = setting
+        self.states = states
+        self.failed: dict[str, str] = {}
+        self.unmeasured: dict[str, str] = {}
+        self.facts: dict[str, dict[str, float]] = {}
+        self.measures: dict[str, dict[str, Tensors]] = {}
+        self._round, self._attempt, self._index = 0, 0, 0
+        self._order = {name: position for position, name in enumerate(sites)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.place.close()
+
+    # ---- a round --------------------------------------------------------------------------------
+
+    def begin(self, round_number: int, attempt: int) -> None:
+        """Start a round anew: nothing is pending, nobody has failed."""
+        self._round, self._attempt, self._index = round_number, attempt, 0
+        self.states.rollback()
+        self.failed, self.facts, self.measures = {}, {}, {}
+
+    def commit(self) -> None:
+        """The round is complete; what sites keep becomes their state."""
+        self.states.commit()
+
+    def ask(self, ask: Ask) -> Generator[None, None, Replies]:
+        """Let the asked sites perform the action; returns the sound replies in site order, yields between steps."""
+        self._check(ask)
+        train = ask.action == "train" and self.setting.config.evaluation.trained
+        view = "personal" if "personal" in self.views else "global"
+        requests = [
+            Request(
+                action=ask.action,
+                site=site,
+                round=self._round,
+                attempt=self._attempt,
+                index=self._index,
+                measure=("valid",) if train else (),
+                views=(view,),
+            )
+            for site in sorted(ask.sites, key=self._rank)
+            if site not in self.failed
+        ]
+        version = f"{self._round:05d}-{self._attempt}-{self._index}"
+        replies: list[Reply] = []
+        outcomes = yield from self.place.run(requests, ask, version)
+        for request, outcome in zip(requests, outcomes):
+            if isinstance(outcome, SiteFailure):
+                self._fail(request.site, str(outcome))
+                continue
+            replies.append(Reply(request.site, outcome.payload, outcome.measures, outcome.facts))
+            self._note(request.site, outcome, ask)
+        self._index += 1
+        return Replies(self._sound(replies, ask), dict(self.failed))
+
+    def evaluate(
+        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
+    ) -> Generator[None, None, list[Outcome]]:
+        """Measure models at sites; nothing that sites keep changes."""
+        known = {name: value for name, value in message.items() if not isinstance(value, PerSite)}
+        own = {name: value for name, value in message.items() if isinstance(value, PerSite)}
+        sites = {request.site for request in requests}
+        filled = {
+            name: PerSite({site: value.values.get(site, next(iter(value.values.values()))) for site in sites})
+            for name, value in own.items()
+        }
+        ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
+        asked = [replace(request, action=EVALUATE, round=max(self._round, 1)) for request in requests]
+        outcomes = yield from self.place.run(asked, ask, version="")
+        self.unmeasured = {}
+        return [
+            self._unmeasured(request, outcome) if isinstance(outcome, SiteFailure) else outcome
+            for request, outcome in zip(asked, outcomes)
+        ]
+
+    def publish(self, folder: Path, shared: Payload, sites: Sequence[str]) -> Generator[None, None, None]:
+        """Write out the models of the present state: the server's in `folder`, personal ones where they belong."""
+        write_payload(folder / "global.safetensors", shared)
+        yield from ()
+
+    # ---- what comes back --------------------------------------------------------------------------
+
+    def _rank(self, site: str) -> int:
+        return self._order[site]
+
+    def _check(self, ask: Ask) -> None:
+        unknown = set(ask.sites) - self._order.keys()
+        if unknown:
+            raise ValueError(f"the server asks unknown sites: {', '.join(sorted(unknown))}")
+        if not callable(getattr(self.client, ask.action, None)):
+            raise ValueError(f"{self.client.__name__} has no action '{ask.action}'")
+        for site in ask.sites:
+            check_payload(ask.message(site), f"Ask('{ask.action}')")
+
+    def _unmeasured(self, request: Request, failure: SiteFailure) -> Outcome:
+        """What stands for a measurement that a site did not deliver."""
+        raise RuntimeError(f"evaluation failed: {failure}")
+
+    def _note(self, site: str, outcome: Outcome, ask: Ask) -> None:
+        facts = self.facts.setdefault(site, {"sent": 0, "received": 0, "seconds": 0})
+        facts["sent"] += outcome.facts.pop("sent", None) or payload_bytes(outcome.payload)
+        facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
+        facts["seconds"] += outcome.facts.pop("seconds", 0.0)
+        facts.update(outcome.facts)
+        self.measures.setdefault(site, {}).update(outcome.measures)
+
+    def _fail(self, site: str, why: str) -> None:
+        self.failed[site] = why
+        self.facts.pop(site, None)
+        self.measures.pop(site, None)
+        self.states.rollback([site])
+
+    def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
+        """Leave out replies that are not finite or not shaped as asked; their sites are out of the round."""
+        signatures = {reply.site: signature(reply.payload) for reply in replies}
+        expected = _expected(signatures, ask)
+        sound = []
+        for reply in replies:
+            problem = _difference(signatures[reply.site], expected)
+            if problem is None and (entry := first_unfinite(reply.payload)):
+                problem = f"'{entry}' holds NaN or infinity"
+            if problem is None:
+                sound.append(reply)
+            else:
+                self._fail(reply.site, f"{ask.action}: {problem}")
+        return sound
+
+
+def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:
+    """What a reply should look like: entries that were sent come back in the same shape, others as most have them."""
+    if not signatures:
+        return {}
+    common = Counter(tuple(sorted(s.items(), key=lambda item: item[0])) for s in signatures.values())
+    expected = dict(common.most_common(1)[0][0])
+    sent = signature(ask.message(next(iter(signatures))))
+    return {name: sent.get(name, shape) for name, shape in expected.items()}
+
+
+def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
+    for name in expected.keys() | found.keys():
+        if name not in found:
+            return f"'{name}' is missing"
+        if name not in expected:
+            return f"'{name}' was not expected"
+        if found[name] != expected[name]:
+            return f"'{name}' is {found[name]}, expected {expected[name]}"
+    return None

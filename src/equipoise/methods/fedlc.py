@@ -1,0 +1,43 @@
+"""FedLC: margins between pairs of classes, larger for classes that are rare at the site, calibrate its logits.
+
+Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.config import Table
+from equipoise.engine.contract import Method
+from equipoise.losses import fedlc
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class Options(Table):
+    """FedLC's one number, for which its paper names no value. The calibrated loss takes the place of train.loss."""
+
+    tau: float = Field(1.0, ge=0, description="scale of the margins tau n^(-1/4); 0: the loss of train.loss, FedAvg")
+
+
+class FedLCServer(FedAvgServer):
+    """Averages as FedAvg does."""
+
+
+class FedLCClient(FedAvgClient):
+    """Trains by the calibrated cross entropy; classes that it lacks take no part in it."""
+
+    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if not self.options.tau:
+            return super().supervised(logits, labels)
+        return fedlc(logits, labels, self.class_counts, self.options.tau)
+
+
+METHOD = Method(
+    server=FedLCServer,
+    client=FedLCClient,
+    paper="Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022",
+    year=2022,
+    changes="loss (margins from class counts)",
+    options=Options,
+)

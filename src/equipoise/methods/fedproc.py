@@ -1,0 +1,130 @@
+"""FedProc: features are drawn to the federation's prototype of their class and away from those of the others; over the
+rounds the weight moves from this contrast to the supervised loss.
+
+Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, Future Generation Computer Systems 143,
+2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
+
+from equipoise.config import Table
+from equipoise.engine.contract import Batch, Method, Setting
+from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
+from equipoise.losses import prototype_contrastive
+from equipoise.methods._projection import projected_net
+from equipoise.methods.common import average, class_means, class_sums, mean_by_class
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.nets import Net
+
+
+class Options(Table):
+    """FedProc's contrast; the defaults are the released code's."""
+
+    alpha: float = Field(
+        1.0, ge=0, le=1, description="alpha (1 - t/T) weighs the contrast in round t of T; 0: off, FedAvg"
+    )
+    temperature: PositiveFloat = Field(1.0, description="divides the cosines between features and prototypes")
+    projection: int = Field(
+        256, ge=0, description="size of the unit features after a two-layer projection; 0: the net's own features"
+    )
+
+
+def fedproc_net(setting: Setting) -> Net:
+    """The net with FedProc's projection; without a contrast, the plain net."""
+    return projected_net(setting, setting.options.projection if setting.options.alpha else 0, unit=True)
+
+
+class FedProcServer(FedAvgServer):
+    """Keeps the prototypes (C, D): the mean feature of each class over all sites, and which classes have one."""
+
+    def setup(self) -> None:
+        super().setup()
+        if self.options.alpha:
+            features = self.state.model["head.weight"]  # (C, D), the shape of the prototypes
+            self.state.prototypes = torch.zeros_like(features)
+            self.state.known = torch.zeros_like(features[:, 0], dtype=torch.bool)
+
+    def build(self) -> nn.Module:
+        return fedproc_net(self.setting)
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        if not self.options.alpha:
+            yield from super().round(number, sites)
+            return
+        state = self.state
+        updates = yield Ask(
+            "train",
+            sites,
+            model=state.model,
+            prototypes=state.prototypes,
+            known=state.known,
+            contrast=self.contrast(number),
+        )
+        state.model = average(updates, "model", self.setting.config.train.aggregation)
+        means, present = mean_by_class(updates, "prototypes")
+        state.prototypes = torch.where(present[:, None], means, state.prototypes)
+        state.known = state.known | present
+
+    def contrast(self, number: int) -> float:
+        """The contrast's weight in a round; the first, which has no prototypes yet, is left to the supervised loss."""
+        return self.options.alpha * (1 - (number - 1) / self.setting.config.train.rounds) if number > 1 else 0.0
+
+
+class FedProcClient(FedAvgClient):
+    """Trains by both losses, then tells the mean feature of each of its classes."""
+
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        "train": FedAvgClient.discloses["train"]
+        | {
+            "prototypes": "mean feature of each class under the site's trained net, zeros for classes it lacks",
+            "class_counts": "number of local training images of each class",
+        }
+    }
+
+    def new_net(self) -> Net:
+        return fedproc_net(self.setting)
+
+    def build(self) -> None:
+        super().build()
+        if self.options.alpha:
+            self.prototypes = self.receives("prototypes", torch.zeros(self.num_classes, self.net.feature_size))
+            self.known = self.receives("known", torch.zeros(self.num_classes, dtype=torch.bool))
+            self.contrast = self.receives("contrast", torch.zeros(()))
+
+    def train(self, message: Payload) -> Action:
+        update = yield from super().train(message)
+        if not self.options.alpha:
+            return update
+        seen = yield Scan("train", self.class_features)
+        return update | {"prototypes": class_means(seen["sums"], seen["counts"]), "class_counts": seen["counts"]}
+
+    def class_features(self, batch: Batch) -> Tensors:
+        """Summed features (C, D) and number of samples (C,) of each class in a batch."""
+        return class_sums(self.outputs(batch).features, batch.label, self.num_classes)
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        """(1 - alpha) supervised loss + alpha contrast."""
+        supervised = super().loss(batch, out)
+        if not self.options.alpha:
+            return supervised
+        contrast = prototype_contrastive(
+            out.features, batch.label, self.prototypes, self.known, self.options.temperature
+        )
+        return torch.lerp(supervised, contrast, self.contrast)
+
+
+METHOD = Method(
+    server=FedProcServer,
+    client=FedProcClient,
+    paper="Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, FGCS 2023",
+    year=2023,
+    changes="loss (contrast with prototypes)",
+    options=Options,
+)

@@ -1,0 +1,42 @@
+"""FedProx: FedAvg whose sites are held to the global model by a proximal term, mu/2 |w - w_global|^2.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The part of the paper that lets slow sites
+train less needs nothing here: any number of local steps is averaged.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from equipoise.config import Table
+from equipoise.engine.contract import Method
+from equipoise.methods._drift import AnchoredClient
+from equipoise.methods.fedavg import FedAvgServer
+
+
+class Options(Table):
+    """FedProx's one number; its paper tunes it among 0.001, 0.01, 0.1 and 1."""
+
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term (FedIIC: 0.01, FedBM: 0.001); 0: FedAvg")
+
+
+class FedProxServer(FedAvgServer):
+    """Averages as FedAvg does."""
+
+
+class FedProxClient(AnchoredClient):
+    """Trains near the received net."""
+
+    @property
+    def pull(self) -> float:
+        return self.options.mu
+
+
+METHOD = Method(
+    server=FedProxServer,
+    client=FedProxClient,
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+    year=2020,
+    changes="loss (proximal term)",
+    options=Options,
+)

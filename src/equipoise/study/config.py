@@ -1,0 +1,232 @@
+"""A study as it stands in its TOML file: rows (a method with settings) x seeds x data sets, and the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from equipoise.config import Config, Table, validated
+from equipoise.errors import UserError
+from equipoise.methods import method_names
+from equipoise.runs import make_config
+
+Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
+METRICS: tuple[Metric, ...] = (
+    "macro_f1",
+    "balanced_accuracy",
+    "balanced_auc",
+    "accuracy",
+    "worst_class_recall",
+    "ece",
+)
+#: what a row or a data set may be called: it names folders
+NAME = r"^[A-Za-z0-9][A-Za-z0-9 .,+=_-]*$"
+
+
+class Row(Table):
+    """One line of a table: a method with settings of its own."""
+
+    name: str = Field(pattern=NAME)
+    method: str
+    settings: dict[str, Any] = Field({}, description="config tables over those of the study")
+    seeds: tuple[int, ...] | None = Field(None, description="default: the study's; none at all: only with --full")
+    later: tuple[int, ...] = Field((), description="further seeds of the full grid")
+    tables: tuple[str, ...] = Field((), description="the tables that the row stands in; default the study's one table")
+    paper: dict[Metric, float] = Field({}, description="what the paper reports, in per cent")
+    paper_cohort: dict[Metric, float] = Field({}, description="the same for the unseen cohort")
+    note: str = ""
+
+
+class DataSet(Table):
+    """One of several data sets (or ways to share one out) that every row is run on."""
+
+    name: str = Field(pattern=NAME)
+    settings: dict[str, Any] = {}
+
+
+class StudyConfig(Table):
+    """A whole study."""
+
+    name: str = Field(pattern=NAME)
+    title: str = ""
+    preset: str | None = Field(None, description="preset or file that all runs start from")
+    settings: dict[str, Any] = Field({}, description="config tables over the preset's, for all runs")
+    scope: Literal["sites", "common"] = Field(
+        "sites",
+        description="sites: mean over sites, personal models where there are any; "
+        "common: the global model on the one common test set",
+    )
+    metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
+    seeds: tuple[int, ...] = (1,)
+    pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
+    paper: str = Field("", description="where the paper's numbers stand")
+    differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
+    all_methods: bool = Field(False, description="a row for every registered method that no row names")
+    data: tuple[DataSet, ...] = ()
+    rows: tuple[Row, ...] = Field((), alias="row")
+
+    @field_validator("rows")
+    @classmethod
+    def _different_names(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        names = [row.name for row in rows]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two rows are called {', '.join(twice)}")
+        return rows
+
+    @model_validator(mode="after")
+    def _complete(self) -> StudyConfig:
+        if not self.rows and not self.all_methods:
+            raise ValueError("a study needs rows: [[row]] with name and method")
+        if len(self.data) > 1 and any(row.paper for row in self.rows):
+            raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
+        return self
+
+    @property
+    def primary(self) -> Metric:
+        """The metric that rows are compared by."""
+        return self.metrics[0]
+
+    @property
+    def data_sets(self) -> tuple[DataSet | None, ...]:
+        """The data sets; None where the study has the one of its preset."""
+        return self.data or (None,)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the study's tables, in order of first mention; the empty name for rows without one."""
+        return tuple(dict.fromkeys(table for row in self.rows for table in row.tables or ("",)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    row: Row
+    data: DataSet | None
+    seed: int
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        return f"{self.data.name}: {self.folder.name}" if self.data else self.folder.name
+
+
+def load_study(source: str) -> StudyConfig:
+    """The study of this name, or of this TOML file."""
+    if source in study_names():
+        text = (resources.files("equipoise") / "studies" / f"{source}.toml").read_text(encoding="utf-8")
+    elif Path(source).is_file():
+        text = Path(source).read_text(encoding="utf-8")
+    else:
+        raise UserError(f"'{source}' is neither a file nor a study; studies: {', '.join(study_names()) or 'none'}")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise UserError(f"{source} is not valid TOML: {problem}") from None
+    study = validated(StudyConfig, raw, source)
+    if study.all_methods:
+        named = {row.name for row in study.rows}
+        more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
+        study = study.model_copy(update={"rows": tuple(sorted(study.rows + more, key=lambda row: row.name))})
+    return study
+
+
+def study_names() -> list[str]:
+    """The studies shipped with the package."""
+    folder = resources.files("equipoise") / "studies"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def grid(
+    study: StudyConfig,
+    folder: Path,
+    only: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    full: bool = False,
+) -> list[Cell]:
+    """The runs of a study: every row's first seed before any second one, so that tables fill up evenly.
+
+    `only` names rows, `seeds` replaces theirs, `full` adds those kept for later.
+    """
+    unknown = sorted(set(only or ()) - {row.name for row in study.rows})
+    if unknown:
+        raise UserError(f"study {study.name} has no row {unknown[0]!r}; rows: {', '.join(r.name for r in study.rows)}")
+    rows = [row for row in study.rows if only is None or row.name in only]
+    wanted = {row.name: _seeds(study, row, seeds, full) for row in rows}
+    return [
+        Cell(row, data, wanted[row.name][place], _run_folder(folder, row, data, wanted[row.name][place]))
+        for place in range(max((len(own) for own in wanted.values()), default=0))
+        for data in study.data_sets
+        for row in rows
+        if place < len(wanted[row.name])
+    ]
+
+
+def _seeds(study: StudyConfig, row: Row, seeds: Sequence[int] | None, full: bool) -> tuple[int, ...]:
+    if seeds is not None:
+        return tuple(seeds)
+    first = study.seeds if row.seeds is None else row.seeds
+    return first + tuple(seed for seed in row.later if seed not in first) if full else first
+
+
+def _run_folder(folder: Path, row: Row, data: DataSet | None, seed: int) -> Path:
+    runs = folder / "runs" / data.name if data else folder / "runs"
+    return runs / f"{row.name}-seed{seed}"
+
+
+def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
+    """Every run of the study that has a folder, of whatever seed."""
+    found = []
+    for data in study.data_sets:
+        for row in study.rows:
+            seeds = (path.name.rpartition("-seed")[2] for path in _run_folder(folder, row, data, 0).parent.glob("*-seed*"))
+            for seed in sorted({int(seed) for seed in seeds if seed.isdecimal()}):
+                path = _run_folder(folder, row, data, seed)
+                if (path / "events.jsonl").is_file():
+                    found.append(Cell(row, data, seed, path))
+    return found
+
+
+def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) -> Config:
+    """The config of one run: preset, study, data set, row, then `key=value` settings of the command line."""
+    tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
+    over = [setting for table in tables for setting in as_settings(table)]
+    return make_config(study.preset, [*over, *settings], method=cell.row.method, seed=cell.seed, name=cell.folder.name)
+
+
+def as_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Nested tables as the `key=value` settings that `--set` takes."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from as_settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={json.dumps(value)}"  # plain values are written alike in JSON and TOML
+
+
+def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
+
+    What the config left to the data (the net's name), and where a run is computed and stored, do not count.
+    """
+    wanted, found = _flat(planned.model_dump(mode="json")), _flat(dict(recorded))
+    if "name" not in planned.net.model_fields_set:
+        found["net.name"] = wanted["net.name"]
+    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")
+    keys = [key for key in (*wanted, *(k for k in found if k not in wanted)) if not key.startswith(ignored)]
+    return {key: (found.get(key), wanted.get(key)) for key in keys if found.get(key) != wanted.get(key)}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

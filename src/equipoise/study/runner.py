@@ -1,0 +1,221 @@
+"""Runs what a study lacks: resumes half-done runs, lets several share a device, and stops in time when asked to.
+
+A run is a generator that yields between training steps, so several take turns in one process. On a CPU, dropout
+draws from torch's default generator: each run gets its own state back before its turn, and so the bits of a run do not
+depend on who it shares with. On a GPU the cohort sees to that.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from equipoise.config import Config
+from equipoise.engine.events import first_event
+from equipoise.engine.files import write_text
+from equipoise.engine.loop import Observer, Run
+from equipoise.errors import UserError
+from equipoise.runs import prepare_run
+from equipoise.study.config import Cell, deviations
+
+#: beside a run's own files: what the study knows about it
+NOTE = "study.json"
+
+
+class Display(Protocol):
+    """Who shows a grid's progress."""
+
+    def started(self, cell: Cell, config: Config) -> Observer:
+        """A run begins or goes on; gives what watches it."""
+
+    def ended(self, cell: Cell, how: str) -> None:
+        """A run is finished, has stopped or failed."""
+
+
+@dataclass
+class Outcome:
+    """What came of the runs that were asked for, by label."""
+
+    finished: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+    def complain(self) -> None:
+        """Raise what went wrong, if anything did; the user's mistakes as such."""
+        if self.failed:
+            lines = "\n".join(f"  {label}: {problem}" for label, problem in self.failed.items())
+            kind = UserError if any(isinstance(e, UserError) for e in self.failed.values()) else RuntimeError
+            raise kind(f"{len(self.failed)} runs failed:\n{lines}") from next(iter(self.failed.values()))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run came to its end."""
+    path = folder / "events.jsonl"
+    if not path.is_file():
+        return False
+    last = path.read_bytes().rstrip().rpartition(b"\n")[2]
+    try:
+        return json.loads(last).get("event") == "end"
+    except ValueError:  # a line that an interruption cut off
+        return False
+
+
+def check_finished(cell: Cell, config: Config) -> None:
+    """Refuse a finished run that was made with other settings."""
+    other = deviations(config, first_event(cell.folder / "events.jsonl")["config"])
+    if other:
+        changes = "; ".join(f"{key} = {found!r}, now {planned!r}" for key, (found, planned) in list(other.items())[:4])
+        raise UserError(
+            f"{cell.folder} holds a finished run with other settings ({changes}); delete it, or choose another --out"
+        )
+
+
+class Turns:
+    """One run among those that take turns."""
+
+    def __init__(self, cell: Cell, run: Run):
+        self.cell = cell
+        self.run = run
+        self._steps = run.steps(resume=True)
+        self._random = torch.get_rng_state()
+        self._threads = run.config.compute.threads
+        self._saved = max(run.checkpoints.rounds(), default=-1)
+        self._saved_at = time.monotonic()
+        self.completed = self._saved
+        self.interval = 0.0
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Note which round is complete."""
+        if event == "round":
+            self.completed = fields["round"]
+
+    def step(self) -> bool:
+        """Issue the run's next step under its own random state; False when there is none left."""
+        torch.set_rng_state(self._random)
+        torch.set_num_threads(self._threads)
+        try:
+            next(self._steps)
+        except StopIteration:
+            return False
+        self._random = torch.get_rng_state()
+        return True
+
+    def saved_another_round(self) -> bool:
+        """Whether the run has put a round on disk since it was last asked; measures the time that took."""
+        if self.completed == self._saved:
+            return False
+        saved = max(self.run.checkpoints.rounds(), default=-1)
+        if saved == self._saved:
+            return False
+        now = time.monotonic()
+        self.interval, self._saved, self._saved_at = now - self._saved_at, saved, now
+        return True
+
+    def close(self) -> None:
+        """Stop where it is; what is on disk can be resumed."""
+        self._steps.close()
+
+
+def run_grid(
+    cells: Sequence[tuple[Cell, Config]],
+    display: Display,
+    together: int = 1,
+    limit_seconds: float | None = None,
+    keep: bool = False,
+) -> Outcome:
+    """Run the unfinished among the cells, `together` at a time; gives what came of them.
+
+    With a limit, a run stops after a saved round when its next one would not be complete in time, and nothing new is
+    begun when the time is up. `keep`: checkpoints of finished runs stay on disk.
+    """
+    outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
+    for cell, config in cells:
+        if is_finished(cell.folder):
+            check_finished(cell, config)
+            outcome.finished.append(cell.label)
+        else:
+            waiting.append((cell, config))
+    _check_shareable([config for _, config in waiting], together)
+    end = float("inf") if limit_seconds is None else time.monotonic() + limit_seconds
+    active: list[Turns] = []
+    try:
+        while waiting or active:
+            while waiting and len(active) < together and time.monotonic() < end:
+                _begin(*waiting.popleft(), active, display, outcome, together)
+            if not active:
+                break
+            for turns in list(active):
+                _advance(turns, active, display, outcome, end, keep)
+    finally:
+        for turns in active:
+            turns.close()
+    outcome.stopped += [cell.label for cell, _ in waiting]
+    return outcome
+
+
+def _check_shareable(configs: Sequence[Config], together: int) -> None:
+    """Precision and kernels are settings of the process: runs that share one must agree on them."""
+    unlike = {(c.compute.device, c.compute.precision, c.compute.deterministic, c.compute.threads) for c in configs}
+    if together > 1 and len(unlike) > 1:
+        raise UserError("runs that share a process need the same compute settings; use --together 1")
+
+
+def _begin(
+    cell: Cell, config: Config, active: list[Turns], display: Display, outcome: Outcome, together: int
+) -> None:
+    observers: list[Observer] = [display.started(cell, config)]
+    try:
+        run = prepare_run(config, cell.folder, observers)
+        _note_sharing(cell, together)
+        turns = Turns(cell, run)
+    except Exception as problem:
+        _fail(cell, problem, display, outcome)
+        return
+    observers.append(turns)
+    active.append(turns)
+
+
+def _note_sharing(cell: Cell, together: int) -> None:
+    """Times measured while others compute on the same device are not this run's alone: leave word of it."""
+    path = cell.folder / NOTE
+    before = json.loads(path.read_text())["together"] if path.is_file() else 1
+    write_text(path, json.dumps({"row": cell.row.name, "seed": cell.seed, "together": max(before, together)}))
+
+
+def _advance(
+    turns: Turns, active: list[Turns], display: Display, outcome: Outcome, end: float, keep: bool
+) -> None:
+    """One step of one run, and what follows from it."""
+    cell = turns.cell
+    try:
+        going = turns.step()
+    except Exception as problem:
+        active.remove(turns)
+        _fail(cell, problem, display, outcome)
+        return
+    if not going:
+        active.remove(turns)
+        if not keep:
+            for part in ("checkpoints", "sites"):
+                shutil.rmtree(cell.folder / part, ignore_errors=True)
+        outcome.finished.append(cell.label)
+        display.ended(cell, "finished")
+    elif end < float("inf") and turns.saved_another_round() and time.monotonic() + turns.interval > end:
+        active.remove(turns)
+        turns.close()
+        outcome.stopped.append(cell.label)
+        display.ended(cell, f"stopped after round {turns.completed}")
+
+
+def _fail(cell: Cell, problem: Exception, display: Display, outcome: Outcome) -> None:
+    """One run's failure is no reason to leave the others undone."""
+    outcome.failed[cell.label] = problem
+    display.ended(cell, f"failed: {problem}")

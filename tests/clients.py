@@ -1,0 +1,55 @@
+"""A method's client without an engine around it: for tests of single steps and of what a site holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from equipoise.engine.contract import Batch, Client, Server, Setting
+from equipoise.methods import get_method
+from harness import site_states, tiny_config, tiny_federation
+
+COUNTS = (6.0, 3.0, 1.0, 0.0)
+
+
+def new_server(method: str, *settings: str) -> Server:
+    """The server of a tiny run, before its first round."""
+    config = tiny_config(method, *settings)
+    known = get_method(method)
+    return known.server(Setting.of(config, known, tiny_federation(config)))
+
+
+def new_client(method: str, *settings: str, class_counts: Sequence[float] = COUNTS) -> Client:
+    """A client that a site of `class_counts` images has just begun the first round with, in training mode."""
+    server = new_server(method, *settings)
+    client = get_method(method).client_class(server.setting.config)(server.setting)
+    client.begin(server.message(), None)  # type: ignore[arg-type]
+    client.class_counts.copy_(torch.tensor(class_counts))
+    for phase in client.phases.values():
+        phase.optimiser.lr.fill_(phase.optimiser.config.lr)
+    client.set_mode(True)
+    return client
+
+
+def noise_batch(size: int = 8, classes: int = 3, seed: int = 0) -> Batch:
+    """A batch of noise with labels 0, 1, 2, 0, 1, ..."""
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(image=torch.randn(size, 3, 16, 16, generator=generator), label=torch.arange(size) % classes)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named tensors as they are now."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    """The names of tensors that differ in some bit."""
+    return {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+
+
+def kept_of(folder, site: str, name: str) -> dict[str, Tensor]:
+    """What a site keeps under one declared name after a run, by entry."""
+    prefix = f"{site}/kept/{name}/"
+    return {key.removeprefix(prefix): t for key, t in site_states(folder).items() if key.startswith(prefix)}

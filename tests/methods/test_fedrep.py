@@ -1,0 +1,56 @@
+"""FedRep fits the head, then the body, never both; without head epochs it trains as FedBABU does, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clients import changed, copied, kept_of, new_client, new_server, noise_batch
+from equipoise.engine.protocol import Train
+from equipoise.nets import groups
+from harness import assert_same_bits, events, run_tiny, server_state
+
+
+def test_without_head_epochs_it_trains_as_fedbabu(tmp_path):
+    """Both then train the body under the head that was first drawn."""
+    babu = run_tiny(tmp_path / "fedbabu", "fedbabu", "fedbabu.finetune_epochs=0", "train.epochs=2")
+    limit = run_tiny(tmp_path / "fedrep", "fedrep", "fedrep.head_epochs=0", "train.epochs=2")
+    shared = server_state(limit)
+    assert_same_bits({name: server_state(babu)[name] for name in shared}, shared)
+    first = new_server("fedavg").state.model
+    for site in ("site 1", "site 2", "site 3"):
+        assert_same_bits(kept_of(limit, site, "personal"), {n: first[n] for n in ("head.weight", "head.bias")})
+
+
+@pytest.mark.parametrize(
+    ("settings", "work"),
+    [
+        ((), [Train(epochs=10, phase="head"), Train()]),
+        (("fedrep.head_epochs=3", "fedrep.body_epochs=2"), [Train(epochs=3, phase="head"), Train(epochs=2)]),
+        (("fedrep.head_epochs=0",), [Train()]),
+    ],
+    ids=["paper", "chosen", "no head"],
+)
+def test_head_epochs_come_before_body_epochs(settings, work):
+    assert list(new_client("fedrep", *settings).train({})) == work
+
+
+def test_each_phase_moves_its_own_part_and_not_a_bit_of_the_other():
+    client = new_client("fedrep")
+    entries = groups(client.net)
+    moved = {}
+    for phase in ("head", "main"):
+        client.set_mode(True, client.phases[phase].norm)
+        before = copied(client.net.state_dict())
+        client.step([noise_batch()], client.phases[phase])
+        moved[phase] = changed(before, client.net.state_dict())
+    assert moved["head"] == set(entries["head"])
+    assert moved["main"] == {*entries["body"], *entries["norm"], *entries["statistics"]}
+
+
+def test_heads_differ_between_sites_and_never_leave_them(tmp_path):
+    folder = run_tiny(tmp_path, "fedrep", "fedrep.head_epochs=2")
+    assert not any("head" in name for name in server_state(folder))
+    one, two = (kept_of(folder, site, "personal")["head.weight"] for site in ("site 1", "site 2"))
+    assert not torch.equal(one, two)
+    assert {e["view"] for e in events(folder, "final")} == {"personal"}

@@ -1,0 +1,110 @@
+"""What every registered method must keep: learning, bit-exact resume, independence of workers, bad and lost sites."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
+
+from equipoise.engine.contract import Client
+from equipoise.engine.loop import Run
+from equipoise.engine.protocol import SiteFailure
+from equipoise.methods import get_method, method_names
+
+METHODS = method_names()
+FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=false")
+#: settings under which a short run passes through everything that a method does
+THOROUGH = {
+    "fedbm": (
+        "fedbm.every=1",
+        "fedbm.generator_steps=2",
+        "fedbm.generator_batch=8",
+        "fedbm.generator_width=4",
+        "fedbm.synthetic=4",
+    ),
+    "prr": ("prr.warmup=0",),
+    "creff": ("creff.feature_steps=3", "creff.classifier_steps=3"),
+}
+
+
+def settings_of(method: str) -> tuple[str, ...]:
+    return (*FEW, *THOROUGH.get(method, ()))
+
+
+class Stop(Exception):
+    """Ends a run as a crash would."""
+
+
+class StopAt:
+    """An observer that ends a run in the middle of a round."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def event(self, event, **fields):
+        if event == "round" and fields["round"] == self.number:
+            raise Stop
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_gives_the_same_bits(tmp_path, method):
+    settings = (*settings_of(method), "train.rounds=3", "train.participation=0.7")
+    straight = run_tiny(tmp_path / "straight", method, *settings)
+    config = tiny_config(method, *settings)
+    run = Run(config, get_method(method), tiny_federation(config), tmp_path / "halted", [StopAt(3)])
+    with pytest.raises(Stop):
+        run.execute()
+    run_tiny(tmp_path / "halted", method, *settings, resume=True)
+    assert_same_bits(all_state(straight), all_state(tmp_path / "halted"))
+
+
+def test_workers_do_not_change_a_bit_of_any_method(tmp_path):
+    """One pool per method is slow to start: the systems stand for the rest, which share their code paths."""
+    for method in ("fediic", "prr", "scaffold"):
+        one = run_tiny(tmp_path / f"{method}-1", method, *settings_of(method))
+        two = run_tiny(tmp_path / f"{method}-2", method, *settings_of(method), "compute.workers=2")
+        assert_same_bits(all_state(one), all_state(two))
+
+
+def faulty(client: type[Client], fault: str) -> type[Client]:
+    """The client of a method, with one site that sends NaN or is lost in round 1."""
+
+    class Faulty(client):  # type: ignore[misc, valid-type]
+        def train(self, message):
+            payload = yield from super().train(message)
+            if self.site != "site 2" or self.round != 1:
+                return payload
+            if fault == "lost":
+                raise SiteFailure("lost")
+            return {name: _broken(value) for name, value in payload.items()}
+
+    return Faulty
+
+
+def _broken(value):
+    if isinstance(value, dict):
+        return {name: _broken(entry) for name, entry in value.items()}
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return torch.full_like(value, float("nan"))
+    return value
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("local", "central")])
+@pytest.mark.parametrize("fault", ["nan", "lost"])
+def test_a_bad_or_lost_site_is_survived(tmp_path, method, fault):
+    known = get_method(method)
+    config = tiny_config(method, *settings_of(method))
+    broken = dataclasses.replace(known, client=faulty(known.client, fault))
+    Run(config, broken, tiny_federation(config), tmp_path).execute()
+    first, second = events(tmp_path, "round")
+    assert list(first["missing"]) == ["site 2"] and second["missing"] == {}
+    assert all(torch.isfinite(t).all() for t in all_state(tmp_path).values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_reply_is_on_the_disclosure_sheet(method):
+    client = get_method(method).client
+    assert all(text for entries in client.discloses.values() for text in entries.values())
+    assert all(callable(getattr(client, action)) for action in client.discloses)

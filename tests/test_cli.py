@@ -1,0 +1,188 @@
+"""The command line: what it writes, and that bad input gets a clear message, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import TINY, all_state, assert_same_bits, events
+from PIL import Image
+
+from equipoise import cli
+
+QUICK = [f"--set={setting}" for setting in TINY]
+
+
+@pytest.fixture
+def equipoise(monkeypatch, capsys, tmp_path):
+    """Run the command line in this process, in an empty folder; gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.console, "width", 200, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, " ".join(out.split()), " ".join(err.split())
+
+    return call
+
+
+def write_images(folder: Path, labels: dict[str, int], size: int = 20) -> None:
+    """A folder per class with noisy images."""
+    rng = np.random.default_rng(0)
+    for label, count in labels.items():
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            pixels = rng.integers(0, 255, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{label}{index}.png")
+
+
+def test_run_writes_a_run_folder_and_names_its_report(equipoise, tmp_path):
+    code, out, _ = equipoise("run", "--out", "one", *QUICK)
+    assert code == 0 and "one/report.html" in out
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert {"config.toml", "events.jsonl", "checkpoints", "models", "report.html"} <= names
+    assert "exchange" not in names
+
+
+def test_the_written_config_repeats_the_run(equipoise, tmp_path):
+    equipoise("run", "--out", "one", *QUICK)
+    equipoise("run", "one/config.toml", "--out", "two")
+    assert_same_bits(all_state(tmp_path / "one"), all_state(tmp_path / "two"))
+
+
+def test_predict_gives_probabilities_of_the_global_and_a_personal_model(equipoise):
+    write_images(Path("images"), {"a": 1})
+    equipoise("run", "--out", "fedavg", *QUICK)
+    equipoise("run", "--method", "local", "--out", "local", *QUICK)
+    code, out, _ = equipoise("predict", "fedavg", "images/a/a0.png")
+    assert code == 0 and "nevus" in out
+    code, out, _ = equipoise("predict", "local", "images/a/a0.png", "--site", "site 1")
+    assert code == 0 and "nevus" in out
+    code, _, err = equipoise("predict", "local", "images/a/a0.png")
+    assert code == 2 and "--site" in err
+    code, _, err = equipoise("predict", "fedavg", "images/a/missing.png")
+    assert code == 2 and "missing.png" in err
+
+
+def test_methods_show_prints_the_disclosure_sheet(equipoise):
+    code, out, _ = equipoise("methods", "show", "fedavg")
+    assert code == 0 and "disclosure sheet" in out and "number of local training images" in out
+
+
+def test_data_inspect_draws_the_federation(equipoise):
+    code, out, _ = equipoise("data", "inspect", "phantom", "--chart", "chart.png")
+    assert code == 0 and "site 1" in out and Path("chart.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "train.ronds=3"], "train.ronds: unknown key"),
+        (["--set", "fedprox.mou=3"], "mou: unknown key"),
+        (["--set", "nonsense=3"], "nonsense: unknown key"),
+        (["--set", "train.rounds=0"], "train.rounds"),
+        (["--set", "train.rounds"], "expected key=value"),
+        (["--set", "train.loss='hinge'"], "hinge"),
+        (["--set", "net.name='vgg19'"], "net.name"),
+        (["--method", "fedmagic"], "there is no method 'fedmagic'"),
+        (["--data", "imagenet"], "imagenet"),
+        (["no-such-preset"], "neither a file nor a preset"),
+        (["--device", "tpu"], "tpu"),
+        (["--set", "train.min_sites=99"], "min_sites"),
+        (["--set", "evaluation.first_round=99"], "first_round"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_nothing_is_written(equipoise, arguments, message):
+    code, _, err = equipoise("run", *arguments, "--out", "out")
+    assert code == 2 and message in err
+    assert not Path("out").exists()
+
+
+def test_broken_toml_is_named(equipoise):
+    Path("broken.toml").write_text("[train\nrounds = 2")
+    code, _, err = equipoise("run", "broken.toml")
+    assert code == 2 and "broken.toml" in err
+
+
+def test_an_unreadable_image_is_named_and_can_be_skipped(equipoise):
+    write_images(Path("images"), {"a": 12, "b": 12})
+    Path("images/a/torn.png").write_bytes(b"not an image")
+    common = ("--out", "out", "--rounds", "1", "--set", "data.size=16", "--set", "data.store='store'")
+    code, _, err = equipoise("run", "--data", "folder:images", *common)
+    assert code == 2 and "torn.png" in err and not Path("out").exists()
+    code, _, _ = equipoise("run", "--data", "folder:images", *common, "--set", "data.skip_unreadable=true")
+    assert code == 0
+
+
+def test_labels_outside_the_class_list_and_empty_classes_are_named(equipoise):
+    write_images(Path("images"), {"a": 6, "b": 6})
+    rows = [f"images/{c}/{c}{i}.png,{c}" for c in "ab" for i in range(6)]
+    Path("list.csv").write_text("path,label\n" + "\n".join(rows))
+    base = ("run", "--data", "manifest:list.csv", "--out", "out", "--set", "data.store='store'")
+    code, _, err = equipoise(*base, "--set", "data.classes=['a']")
+    assert code == 2 and "b" in err
+    code, _, err = equipoise(*base, "--set", "data.classes=['a','b','c']")
+    assert code == 2 and "c" in err
+    assert not Path("out").exists()
+
+
+def test_a_site_without_training_images_is_named(equipoise):
+    write_images(Path("images"), {"a": 8, "b": 8})
+    rows = [f"images/{c}/{c}{i}.png,{c},{'here' if i < 6 else 'there'},{'train' if i < 5 else 'test'}" for c in "ab" for i in range(8)]
+    Path("list.csv").write_text("path,label,site,split\n" + "\n".join(rows))
+    base = ("run", "--data", "manifest:list.csv", "--out", "out", "--rounds", "1", "--set", "data.store='store'", "--set", "data.size=16")
+    code, _, err = equipoise(*base, "--set", "data.training_sites=['here','there']")
+    assert code == 2 and "there" in err and not Path("out").exists()
+    code, _, _ = equipoise(*base)
+    assert code == 0
+
+
+def test_a_run_is_not_overwritten_and_another_config_not_resumed(equipoise):
+    equipoise("run", "--out", "out", *QUICK)
+    code, _, err = equipoise("run", "--out", "out", *QUICK)
+    assert code == 2 and "--resume" in err
+    code, _, err = equipoise("run", "--out", "out", *QUICK, "--resume", "--seed", "7")
+    assert code == 2 and "another config" in err
+    code, _, _ = equipoise("run", "--out", "out", *QUICK, "--resume")
+    assert code == 0
+
+
+def test_a_full_disk_is_said_plainly(equipoise, monkeypatch):
+    from equipoise.engine import checkpoint
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
+
+    monkeypatch.setattr(checkpoint, "write_payload", full)
+    code, _, err = equipoise("run", "--out", "out", *QUICK)
+    assert code == 2 and "No space left on device" in err
+
+
+def test_kill_in_mid_round_and_resume_give_the_same_weights(tmp_path):
+    settings = [*QUICK, "--set=train.rounds=6", "--set=data.phantom.images=400"]
+
+    def start(out: str, *more: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "equipoise", "run", "--out", out, *settings, *more]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    assert start("straight").wait(120) == 0
+    killed = start("killed")
+    log = tmp_path / "killed" / "events.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and '"event": "round", "round": 2' in log.read_text()):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait(30) == -signal.SIGKILL
+    assert start("killed", "--resume").wait(120) == 0
+    assert events(tmp_path / "killed", "resumed")
+    assert_same_bits(all_state(tmp_path / "straight"), all_state(tmp_path / "killed"))
