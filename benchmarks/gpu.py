@@ -1,8 +1,9 @@
 """How fast sites train on one GPU: the engine's cohort beside the usual eager loop, in one run, as ratios.
 
-    python benchmarks/gpu.py [--quick] [--out results/benchmarks]
+    python benchmarks/gpu.py [--quick] [--only NAME] [--out results/benchmarks]
 
-Engine figures are of whole rounds: reading, augmentation, captured steps, averaging; no evaluation.
+Engine figures are of whole rounds of FedAvg: images resident as uint8, augmentation, steps, averaging; no
+evaluation. The usual loop is given its images ready-made on the device.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
-from equipoise.data import load_federation
+from equipoise.config import Config
+from equipoise.data.federation import Federation, Site, Split
 from equipoise.engine.contract import Setting
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.protocol import Ask
 from equipoise.methods import get_method
 from equipoise.runs import make_config
 
+#: name: net, pixels, batch, sites, precision, and the stream figure (img/s) that a bare replay loop reached
 SETTINGS = {
     "resnet18-28-b8-n10": ("resnet18", 28, 8, 10, "tf32", 16_868),
     "resnet18-128-b8-n10": ("resnet18", 128, 8, 10, "bf16", 12_161),
@@ -33,8 +36,35 @@ SETTINGS = {
 }
 
 
-def config_of(net: str, size: int, batch: int, sites: int, precision: str, steps: int) -> Any:
-    """FedAvg with Adam on a phantom whose sites have equal numbers of images."""
+class NoiseStore:
+    """Images of noise: what they show does not matter for speed."""
+
+    def __init__(self, count: int, size: int):
+        self.pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (count, 3, size, size), np.uint8))
+
+    def images(self, rows: Any) -> torch.Tensor:
+        """uint8 (b, 3, size, size)."""
+        return self.pixels[torch.as_tensor(rows)]
+
+
+def noise_federation(sites: int, images: int, size: int, classes: int = 8) -> Federation:
+    """Sites with equal numbers of noise images."""
+    store: Any = NoiseStore(images, size)
+    rng = np.random.default_rng(1)
+    return Federation(
+        "noise",
+        tuple(f"class {index}" for index in range(classes)),
+        tuple(
+            Site(f"site {index}", {"train": Split(store, np.arange(images), rng.integers(0, classes, images))})
+            for index in range(sites)
+        ),
+        size,
+        3,
+    )
+
+
+def config_of(net: str, batch: int, precision: str, steps: int, *more: str) -> Config:
+    """FedAvg with Adam."""
     return make_config(
         None,
         [
@@ -43,29 +73,31 @@ def config_of(net: str, size: int, batch: int, sites: int, precision: str, steps
             f"train.steps={steps}",
             "train.optimiser.name='adam'",
             "train.optimiser.lr=0.0001",
-            f"data.phantom.size={max(size, 16)}",
-            f"data.phantom.sites={sites}",
-            f"data.phantom.images={sites * batch * 12}",
-            "data.phantom.classes=8",
-            "data.phantom.skew=0",
-            "data.phantom.missing=0",
             f"compute.precision='{precision}'",
             "compute.deterministic=false",
             f"compute.channels_last={'true' if precision == 'bf16' else 'false'}",
             "augment.name='flips'",
             "evaluation.trained=false",
+            *more,
         ],
     )
 
 
-def usual_loop(config: Any, federation: Any, steps: int) -> float:
-    """Images per second of eager PyTorch, one site after the other, fp32/tf32, images ready on the device."""
-    setting = Setting.of(config.model_copy(update={"compute": config.compute.model_copy(update={"channels_last": False})}), get_method("fedavg"), federation, "cuda")
+def synchronise() -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def usual_loop(config: Config, federation: Federation, steps: int, device: str) -> float:
+    """Images per second of eager PyTorch, one site after the other, images ready on the device."""
+    plain = config.model_copy(update={"compute": config.compute.model_copy(update={"channels_last": False})})
+    setting = Setting.of(plain, get_method("fedavg"), federation, device)
     batch, size = config.train.batch_size, federation.image_size
-    nets = [setting.new_net().train() for _ in federation.training_sites()]
+    nets = [setting.new_net().train() for _ in federation.sites]
     optimisers = [torch.optim.Adam(net.parameters(), lr=1e-4, foreach=True) for net in nets]
-    images = torch.randn(batch, 3, size, size, device="cuda")
-    labels = torch.randint(0, 8, (batch,), device="cuda")
+    images = torch.randn(batch, 3, size, size, device=device)
+    labels = torch.randint(0, 8, (batch,), device=device)
 
     def go(count: int) -> None:
         for _ in range(count):
@@ -73,83 +105,116 @@ def usual_loop(config: Any, federation: Any, steps: int) -> float:
                 optimiser.zero_grad()
                 F.cross_entropy(net(images), labels).backward()
                 optimiser.step()
+        synchronise()
 
     go(2)
-    torch.cuda.synchronize()
     began = time.perf_counter()
     go(steps)
-    torch.cuda.synchronize()
     return len(nets) * batch * steps / (time.perf_counter() - began)
 
 
-def engine_speed(config: Any, federation: Any, rounds: int, slots: int = 0) -> dict[str, float]:
+def engine_speed(config: Config, federation: Federation, rounds: int, slots: int, device: str) -> dict[str, float]:
     """Images per second of whole rounds through the engine, after a first round that captures."""
     method = get_method("fedavg")
-    config = config.model_copy(update={"compute": config.compute.model_copy(update={"slots": slots or len(federation.sites)})})
-    setting = Setting.of(config, method, federation, "cuda")
-    sites = [site.name for site in federation.training_sites()]
+    config = config.model_copy(update={"compute": config.compute.model_copy(update={"slots": slots})})
+    setting = Setting.of(config, method, federation, device)
+    sites = [site.name for site in federation.sites]
     with tempfile.TemporaryDirectory() as folder, LocalEngine(method, setting, federation, Path(folder)) as engine:
         server = method.server(setting)
-
-        def one_round(number: int) -> None:
+        times = []
+        for number in range(1, rounds + 2):
+            synchronise()
+            began = time.perf_counter()
             engine.begin(number, 0)
             conversation = server.round(number, sites)
-            ask: Ask = next(conversation)
-            work = engine.ask(ask)
-            try:
-                while True:
-                    next(work)
-            except StopIteration as stop:
-                replies = stop.value
+            replies = _finish(engine.ask(next(conversation)))
             try:
                 conversation.send(replies)
             except StopIteration:
-                pass
-            engine.commit()
-
-        began = time.perf_counter()
-        one_round(1)
-        torch.cuda.synchronize()
-        first = time.perf_counter() - began
-        began = time.perf_counter()
-        for number in range(2, rounds + 2):
-            one_round(number)
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
-        images = rounds * len(sites) * config.train.steps * config.train.batch_size
-        captures = sum(slot.run_step.seconds for slot in engine._place.slots)
+                engine.commit()
+            synchronise()
+            times.append(time.perf_counter() - began)
+        slots_used = getattr(engine.place, "slots", [])
+        assert config.train.steps is not None
         return {
-            "img_s": images / seconds,
-            "first_round_s": first,
-            "capture_s": captures,
-            "memory_gb": torch.cuda.max_memory_reserved() / 2**30,
+            "img_s": len(sites) * config.train.steps * config.train.batch_size / min(times[1:]),
+            "first_round_s": times[0],
+            "capture_s": sum(slot.run_step.seconds for slot in slots_used),
+            "slots": len(slots_used),
+            "memory_gb": torch.cuda.max_memory_reserved() / 2**30 if slots_used else 0.0,
         }
+
+
+def _finish(work: Any) -> Any:
+    """Run a generator to its end; gives what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return stop.value
+
+
+def measure(name: str, steps: int, device: str) -> dict[str, Any]:
+    """One setting: the usual loop, then the engine with a slot per site."""
+    net, size, batch, sites, precision, reference = SETTINGS[name]
+    config = config_of(net, batch, precision, steps)
+    federation = noise_federation(sites, batch * 20, size)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    eager = usual_loop(config, federation, 5 if device == "cuda" else 1, device)
+    engine = engine_speed(config, federation, 3, sites, device)
+    return {
+        "name": name,
+        "eager_img_s": eager,
+        "engine_img_s": engine.pop("img_s"),
+        **engine,
+        "reference_img_s": reference,
+        "precision": precision,
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    ratio, share = row["engine_img_s"] / row["eager_img_s"], row["engine_img_s"] / row["reference_img_s"]
+    print(
+        f"{row['name']:<22} usual loop {row['eager_img_s']:8.0f} img/s   engine {row['engine_img_s']:8.0f} img/s"
+        f"   x{ratio:5.1f}   {share:4.0%} of a bare replay loop   captures {row['capture_s']:.1f} s"
+        f"   {row['memory_gb']:.1f} GB",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Measure every setting and write `gpu.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--only", default="", help="settings whose name holds this")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
+    steps = 20 if arguments.quick else 100
     rows = []
-    for name, (net, size, batch, sites, precision, reference) in SETTINGS.items():
-        if arguments.only and arguments.only not in name:
-            continue
-        steps = 20 if arguments.quick else 60
-        config = config_of(net, size, batch, sites, precision, steps)
-        federation = load_federation(config.data, 1)
-        torch.cuda.reset_peak_memory_stats()
-        eager = usual_loop(config, federation, 5)
-        engine = engine_speed(config, federation, 3)
-        torch.cuda.empty_cache()
-        row = {"name": name, "eager_img_s": eager, "engine_img_s": engine["img_s"], "ratio": engine["img_s"] / eager}
-        row |= {"of_reference": engine["img_s"] / reference, **engine}
-        rows.append(row)
-        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    for name in SETTINGS:
+        if arguments.only in name:
+            rows.append(measure(name, steps, arguments.device))
+            show(rows[-1])
+    scaling = [] if arguments.quick else slot_scaling(arguments.device)
+    path = arguments.out / "gpu.json"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "gpu.json").write_text(json.dumps({"settings": rows}, indent=1))
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, "settings": rows, "slots": scaling}, indent=1))
+
+
+def slot_scaling(device: str) -> list[dict[str, float]]:
+    """Images per second of 16 sites on 1, 2, 4, 8 and 16 slots."""
+    config = config_of("resnet18", 8, "bf16", 40)
+    federation = noise_federation(16, 160, 64)
+    rows: list[dict[str, float]] = []
+    for slots in (1, 2, 4, 8, 16):
+        rows.append({"slots": slots, **engine_speed(config, federation, 2, slots, device)})
+        print(f"{slots:>3} slots {rows[-1]['img_s']:8.0f} img/s   x{rows[-1]['img_s'] / rows[0]['img_s']:.1f}", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

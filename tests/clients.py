@@ -11,6 +11,8 @@ from equipoise.engine.contract import Batch, Client, Server, Setting
 from equipoise.methods import get_method
 from harness import site_states, tiny_config, tiny_federation
 
+#: settings of a run that is over soon
+SHORT = ("data.phantom.images=90", "evaluation.trained=false")
 COUNTS = (6.0, 3.0, 1.0, 0.0)
 
 

@@ -25,7 +25,7 @@ THOROUGH = {
         "fedbm.synthetic=4",
     ),
     "prr": ("prr.warmup=0",),
-    "creff": ("creff.feature_steps=3", "creff.classifier_steps=3"),
+    "creff": ("creff.feature_steps=3", "creff.classifier_epochs=3"),
 }
 
 

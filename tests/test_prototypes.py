@@ -1,4 +1,4 @@
-"""Sub-clusters, orthogonal prototypes, concept statistics and global prototypes."""
+"""Sub-clusters, orthogonal prototypes, concept statistics, global prototypes, and class vectors at equal angles."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from equipoise.prototypes import (
     CLUSTERINGS,
     concept_statistics,
     global_prototypes,
+    orthogonal_frame,
     orthogonalise,
+    simplex_frame,
     sinkhorn,
     update_subclusters,
 )
@@ -199,3 +201,26 @@ def test_global_prototypes_do_not_depend_on_the_order_of_sites(spread):
 def test_unknown_variants_are_refused(call):
     with pytest.raises(UserError, match="is not known; choose one of"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("frame", "cosine"), [(orthogonal_frame, lambda c: 0.0), (simplex_frame, lambda c: -1 / (c - 1))]
+)
+@settings(max_examples=20, deadline=None)
+@given(num_classes=st.integers(2, 12), more=st.integers(0, 20), seed=st.integers(0, 1000))
+def test_class_vectors_have_unit_length_and_equal_angles(frame, cosine, num_classes, more, seed):
+    vectors = frame(num_classes, num_classes + more, torch.Generator().manual_seed(seed))
+    expected = torch.full((num_classes, num_classes), cosine(num_classes)).fill_diagonal_(1.0)
+    torch.testing.assert_close(vectors @ vectors.T, expected, rtol=0, atol=1e-5)
+
+
+def test_a_simplex_is_centred_and_drawn_from_its_generator():
+    one, same, other = (simplex_frame(5, 7, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert_close(one.sum(0) + 1, torch.ones(7), 1e-5)
+    assert torch.equal(one, same) and not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("frame", [orthogonal_frame, simplex_frame])
+def test_more_class_vectors_than_dimensions_are_refused(frame):
+    with pytest.raises(UserError, match="5 class vectors at equal angles need at least 5 dimensions, not 4"):
+        frame(5, 4)

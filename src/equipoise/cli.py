@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from equipoise import __version__
+from equipoise.deploy import cli as deploy_cli
 from equipoise.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ methods_app = typer.Typer(help="The methods: list them, or show one with its dis
 data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
+deploy_cli.mount(app)
 console = Console()
 
 #: headings that fit a narrow terminal

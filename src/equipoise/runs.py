@@ -33,9 +33,8 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def choose_device(config: Config) -> str:
-    """The device that a config names; "auto" is the GPU where there is one."""
-    wanted = config.compute.device
+def choose_device(wanted: str) -> str:
+    """The device that a name means; "auto" is the GPU where there is one."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -51,13 +50,19 @@ def choose_device(config: Config) -> str:
 
 def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Run:
     """A run that is ready to execute: data loaded, what the config leaves open decided by the data."""
-    device = choose_device(config)
+    device = choose_device(config.compute.device)
     federation = load_federation(config.data, config.seed)
-    if "name" not in config.net.model_fields_set:
-        small = (config.augment.size or federation.image_size) <= SMALL_PIXELS
-        net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
-        config = config.model_copy(update={"net": net})
+    config = with_net(config, federation.image_size)
     return Run(config, get_method(config.method), federation, folder, observers, device)
+
+
+def with_net(config: Config, image_size: int) -> Config:
+    """The config with a net that suits the images, where it names none."""
+    if "name" in config.net.model_fields_set:
+        return config
+    small = (config.augment.size or image_size) <= SMALL_PIXELS
+    net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
+    return config.model_copy(update={"net": net})
 
 
 def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:

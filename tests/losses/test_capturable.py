@@ -44,6 +44,8 @@ CASES = {
         IMAGES,
     ),
     "mutual": (lambda z: losses.mutual_kl(z, LOGITS.flip(0)), LOGITS),
+    "inherited": (lambda z: losses.inherited_knowledge(z, LOGITS.flip(0), COUNTS < 3), LOGITS),
+    "entropy": (lambda z: losses.prediction_entropy(z, PRESENT).sum(), LOGITS),
 }
 
 

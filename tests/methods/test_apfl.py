@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from clients import kept_of, new_client, noise_batch
+from clients import SHORT, kept_of, new_client, noise_batch
 from harness import assert_same_bits, events, run_tiny, server_state
 
 SITES = ("site 1", "site 2", "site 3")
@@ -15,14 +15,14 @@ SITES = ("site 1", "site 2", "site 3")
 
 @pytest.mark.parametrize("settings", [(), ("apfl.alpha=0", "apfl.learn='never'")], ids=["learned", "all global"])
 def test_the_global_net_is_fedavg(tmp_path, settings):
-    plain = run_tiny(tmp_path / "fedavg", "fedavg")
-    limit = run_tiny(tmp_path / "apfl", "apfl", *settings)
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT)
+    limit = run_tiny(tmp_path / "apfl", "apfl", *SHORT, *settings)
     assert_same_bits(server_state(plain), server_state(limit))
 
 
 def test_a_mixture_of_its_own_net_alone_is_local_training(tmp_path):
-    alone = run_tiny(tmp_path / "local", "local")
-    limit = run_tiny(tmp_path / "apfl", "apfl", "apfl.alpha=1", "apfl.learn='never'")
+    alone = run_tiny(tmp_path / "local", "local", *SHORT)
+    limit = run_tiny(tmp_path / "apfl", "apfl", *SHORT, "apfl.alpha=1", "apfl.learn='never'")
     for site in SITES:
         assert_same_bits(kept_of(alone, site, "net"), kept_of(limit, site, "personal"))
         assert kept_of(limit, site, "alpha")[""] == 1
@@ -100,7 +100,7 @@ def test_the_personal_model_is_the_mixture_under_statistics_of_its_own():
 
 
 def test_sites_learn_mixtures_of_their_own_and_keep_them(tmp_path):
-    folder = run_tiny(tmp_path, "apfl", "apfl.learn='step'")
+    folder = run_tiny(tmp_path, "apfl", *SHORT, "apfl.learn='step'")
     shares = {kept_of(folder, site, "alpha")[""].item() for site in SITES}
     assert len(shares) == 3 and all(0 <= share <= 1 for share in shares) and 0.5 not in shares
     assert {e["view"] for e in events(folder, "final")} == {"global", "personal"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients import kept_of, new_server
+from clients import SHORT, kept_of, new_server
 from equipoise.engine import contract
 from equipoise.methods import get_method
 from equipoise.nets import Net, groups
@@ -27,28 +27,28 @@ def model_of(folder) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
 def test_a_net_without_norm_layers_makes_it_fedavg(tmp_path, monkeypatch, method):
     monkeypatch.setattr(contract, "build_net", net_without_norm)
-    plain, limit = run_tiny(tmp_path / "fedavg", "fedavg"), run_tiny(tmp_path / method, method)
+    plain, limit = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT), run_tiny(tmp_path / method, method, *SHORT)
     assert_same_bits(all_state(plain), all_state(limit))
 
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
 def test_one_site_makes_it_fedavg(tmp_path, method):
     """The parts at the server and at the site are those of FedAvg's model."""
-    plain = run_tiny(tmp_path / "fedavg", "fedavg", "data.phantom.sites=1")
-    limit = run_tiny(tmp_path / method, method, "data.phantom.sites=1")
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, "data.phantom.sites=1")
+    limit = run_tiny(tmp_path / method, method, *SHORT, "data.phantom.sites=1")
     assert_same_bits(model_of(plain), model_of(limit) | kept_of(limit, "site 1", "personal"))
 
 
 def test_the_first_round_averages_all_but_norm_layers_as_fedavg_does(tmp_path):
-    plain = model_of(run_tiny(tmp_path / "fedavg", "fedavg", "train.rounds=1"))
-    shared = model_of(run_tiny(tmp_path / "fedbn", "fedbn", "train.rounds=1"))
+    plain = model_of(run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, "train.rounds=1"))
+    shared = model_of(run_tiny(tmp_path / "fedbn", "fedbn", *SHORT, "train.rounds=1"))
     entries = groups(new_server("fedbn").build())
     assert shared.keys() == {*entries["body"], *entries["head"]}
     assert_same_bits({name: plain[name] for name in shared}, shared)
 
 
 def test_weights_and_statistics_of_norm_layers_differ_between_sites(tmp_path):
-    folder = run_tiny(tmp_path, "fedbn")
+    folder = run_tiny(tmp_path, "fedbn", *SHORT)
     one, two = (kept_of(folder, site, "personal") for site in ("site 1", "site 2"))
     entries = groups(new_server("fedbn").build())
     assert one.keys() == two.keys() == {*entries["norm"], *entries["statistics"]}
@@ -56,7 +56,7 @@ def test_weights_and_statistics_of_norm_layers_differ_between_sites(tmp_path):
 
 
 def test_a_site_predicts_with_the_shared_weights_and_its_own_norm_layers(tmp_path):
-    folder = run_tiny(tmp_path, "fedbn")
+    folder = run_tiny(tmp_path, "fedbn", *SHORT)
     setting = new_server("fedbn").setting
     client = get_method("fedbn").client(setting)
     own = kept_of(folder, "site 2", "personal")

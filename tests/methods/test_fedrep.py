@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients import changed, copied, kept_of, new_client, new_server, noise_batch
+from clients import SHORT, changed, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Train
 from equipoise.nets import groups
 from harness import assert_same_bits, events, run_tiny, server_state
@@ -13,8 +13,8 @@ from harness import assert_same_bits, events, run_tiny, server_state
 
 def test_without_head_epochs_it_trains_as_fedbabu(tmp_path):
     """Both then train the body under the head that was first drawn."""
-    babu = run_tiny(tmp_path / "fedbabu", "fedbabu", "fedbabu.finetune_epochs=0", "train.epochs=2")
-    limit = run_tiny(tmp_path / "fedrep", "fedrep", "fedrep.head_epochs=0", "train.epochs=2")
+    babu = run_tiny(tmp_path / "fedbabu", "fedbabu", *SHORT, "fedbabu.finetune_epochs=0", "train.epochs=2")
+    limit = run_tiny(tmp_path / "fedrep", "fedrep", *SHORT, "fedrep.head_epochs=0", "train.epochs=2")
     shared = server_state(limit)
     assert_same_bits({name: server_state(babu)[name] for name in shared}, shared)
     first = new_server("fedavg").state.model
@@ -49,7 +49,7 @@ def test_each_phase_moves_its_own_part_and_not_a_bit_of_the_other():
 
 
 def test_heads_differ_between_sites_and_never_leave_them(tmp_path):
-    folder = run_tiny(tmp_path, "fedrep", "fedrep.head_epochs=2")
+    folder = run_tiny(tmp_path, "fedrep", *SHORT, "fedrep.head_epochs=2")
     assert not any("head" in name for name in server_state(folder))
     one, two = (kept_of(folder, site, "personal")["head.weight"] for site in ("site 1", "site 2"))
     assert not torch.equal(one, two)

@@ -1,4 +1,4 @@
-"""Per-FedAvg descends the loss after an adaptation step, and takes that step at evaluation; without it, it is FedAvg."""
+"""Per-FedAvg descends the loss after an adaptation step, and takes that step at evaluation; without it it is FedAvg."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from clients import changed, copied, new_client, noise_batch
+from clients import SHORT, changed, copied, new_client, noise_batch
 from equipoise.engine.contract import Client
 from equipoise.engine.protocol import Train
 from harness import all_state, assert_same_bits, events, run_tiny
@@ -16,8 +16,8 @@ ALPHA = 0.05
 
 
 def test_without_adaptation_it_is_fedavg(tmp_path):
-    plain = run_tiny(tmp_path / "fedavg", "fedavg")
-    limit = run_tiny(tmp_path / "perfedavg", "perfedavg", "perfedavg.alpha=0")
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT)
+    limit = run_tiny(tmp_path / "perfedavg", "perfedavg", *SHORT, "perfedavg.alpha=0")
     assert_same_bits(all_state(plain), all_state(limit))
     finals = [e for e in events(limit, "final") if e["scope"] == "mean"]
     assert finals[0]["metrics"] == finals[1]["metrics"]
@@ -102,8 +102,8 @@ def test_a_site_adapts_by_one_plain_gradient_step():
 
 def test_personal_models_are_the_adapted_ones_and_nothing_of_them_is_kept(tmp_path):
     settings = ("perfedavg.alpha=0.5", "perfedavg.variant='fo'", "train.rounds=1")
-    once = run_tiny(tmp_path / "once", "perfedavg", *settings)
-    more = run_tiny(tmp_path / "more", "perfedavg", *settings, "perfedavg.adapt_steps=3")
+    once = run_tiny(tmp_path / "once", "perfedavg", *SHORT, *settings)
+    more = run_tiny(tmp_path / "more", "perfedavg", *SHORT, *settings, "perfedavg.adapt_steps=3")
     assert_same_bits(all_state(once), all_state(more))
     finals = [{e["view"]: e["confusion"] for e in events(f, "final") if e["scope"] == "pooled"} for f in (once, more)]
     assert finals[0]["global"] == finals[1]["global"]

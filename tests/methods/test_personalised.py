@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from clients import new_client, noise_batch
+from clients import SHORT, new_client, noise_batch
 from equipoise.data import Federation
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method
@@ -60,7 +60,7 @@ def test_a_site_of_one_image_takes_part(tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_that_join_late_and_lack_classes_take_part(tmp_path, method):
     few = ("train.participation=0.34", "train.rounds=3", "data.phantom.images=45", "data.phantom.missing=0.5")
-    folder = run_tiny(tmp_path, method, *METHODS[method], *few)
+    folder = run_tiny(tmp_path, method, *SHORT, *METHODS[method], *few)
     rounds = events(folder, "round")
     assert all(len(r["sites"]) == 1 and not r["missing"] for r in rounds)
     assert len({site for r in rounds for site in r["sites"]}) > 1
@@ -70,7 +70,7 @@ def test_sites_that_join_late_and_lack_classes_take_part(tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_weigh_by_their_images_or_alike_as_the_config_says(tmp_path, method):
     by_size, alike = (
-        run_tiny(tmp_path / kind, method, *METHODS[method], "train.rounds=1", f"train.aggregation='{kind}'")
+        run_tiny(tmp_path / kind, method, *SHORT, *METHODS[method], "train.rounds=1", f"train.aggregation='{kind}'")
         for kind in ("size", "uniform")
     )
     one, two = all_state(by_size), all_state(alike)

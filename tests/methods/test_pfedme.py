@@ -6,20 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clients import copied, kept_of, new_client, new_server, noise_batch
+from clients import SHORT, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.nets import groups
 from harness import assert_same_bits, events, run_tiny, server_state
 
-PLAIN = ("train.optimiser.momentum=0", "train.optimiser.lr=0.05")
+PLAIN = ("train.optimiser.momentum=0", "train.optimiser.lr=0.02")
 
 
 @pytest.mark.parametrize("optimiser", [(), ("train.optimiser.name='adam'",)], ids=["sgd", "adam"])
 def test_one_inner_step_that_is_followed_all_the_way_is_fedavg(tmp_path, optimiser):
     """With theta = w the pull is 0, and w - eta lambda (w - theta) is theta where eta lambda = 1."""
     whole = ("pfedme.inner_steps=1", "pfedme.regularisation=16", "pfedme.eta=0.0625")
-    plain = run_tiny(tmp_path / "fedavg", "fedavg", *optimiser)
-    limit = run_tiny(tmp_path / "pfedme", "pfedme", *whole, *optimiser)
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, *optimiser)
+    limit = run_tiny(tmp_path / "pfedme", "pfedme", *SHORT, *whole, *optimiser)
     assert_same_bits(server_state(plain), server_state(limit))
 
 
@@ -39,7 +39,7 @@ def test_a_step_is_the_papers_two_levels_of_descent():
         gradients = torch.autograd.grad(F.cross_entropy(reference(batch.image), batch.label), weights)
         with torch.no_grad():
             for theta, g, w in zip(weights, gradients, global_weights):
-                theta -= 0.05 * (g + 4 * (theta - w))
+                theta.sub_(0.02 * (g + 4 * (theta - w)))
     client.step([batch], client.phases["main"])
     for found, theta in zip(client.personal.parameters(), weights):
         torch.testing.assert_close(found.detach(), theta.detach())
@@ -58,13 +58,13 @@ def residual(client, batch) -> tuple[float, float]:
 def test_more_inner_steps_come_closer_to_the_inner_optimum():
     """eta is so small that w stands still."""
     batch, shares = noise_batch(), []
-    for inner in (1, 30):
+    for inner in (1, 20):
         client = new_client("pfedme", *PLAIN, f"pfedme.inner_steps={inner}", "pfedme.eta=1e-9")
         client.set_mode(True, "eval")
         client.step([batch], client.phases["main"])
         left, pushing = residual(client, batch)
         shares.append(left / pushing)
-    assert shares[0] > 0.2 and shares[1] < 1e-4
+    assert shares[0] > 0.5 and shares[1] < 0.05
 
 
 def test_a_round_starts_at_the_global_model_and_sends_its_follower():
@@ -100,7 +100,7 @@ def test_the_server_moves_by_beta_towards_the_mean_and_takes_the_mean_of_statist
 
 
 def test_the_personal_model_is_the_one_that_stays(tmp_path):
-    folder = run_tiny(tmp_path, "pfedme")
+    folder = run_tiny(tmp_path, "pfedme", *SHORT)
     one, two = (kept_of(folder, site, "personal") for site in ("site 1", "site 2"))
     assert not torch.equal(one["head.weight"], two["head.weight"])
     assert {e["view"] for e in events(folder, "final")} == {"global", "personal"}

@@ -1,4 +1,4 @@
-"""What every engine does around its sites: turning asks into requests, keeping a round's books, refusing unsound replies.
+"""What every engine does around its sites: asks become requests, a round is kept in the books, unsound replies go.
 
 An engine adds the place where requests are performed: this process, worker processes, a GPU, hospitals on Flower.
 """

@@ -40,16 +40,6 @@ def all_sites(federation: Federation) -> dict[str, Site]:
     return {site.name: site for site in (*federation.sites, *common, *federation.cohorts)}
 
 
-def site_data(sites: Mapping[str, Site], request: Request, setting: Setting) -> SiteData:
-    """A site's images; when another place's are to be measured, beside the site's own training images."""
-    site = sites[request.site]
-    if request.data:
-        own = {part: split for part, split in site.splits.items() if part == "train"}
-        elsewhere = {part: split for part, split in sites[request.data].splits.items() if part != "train"}
-        site = Site(site.name, own | elsewhere)
-    return SiteData(site, setting.num_classes, setting.device)
-
-
 def new_slot(method: Method, setting: Setting, run_step: Steps | None = None) -> Slot:
     """A workplace for the sites of a federation."""
     config = setting.config

@@ -1,5 +1,5 @@
-"""BalanceFL's two terms besides the supervised loss: what a site inherits of the classes it lacks, and how sure it may be
-of those it has (Shuai et al., 2022)."""
+"""BalanceFL's two terms besides the supervised loss (Shuai et al., 2022): what a site inherits of the classes it lacks,
+and how unsure it stays of those it has."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def inherited_knowledge(logits: Tensor, teacher_logits: Tensor, missing: Tensor,
 
 
 def prediction_entropy(logits: Tensor, present: Tensor) -> Tensor:
-    """Entropy (B,) of the softmax of logits (B, C) over the classes of the mask `present` (C,); 0 for a single class."""
+    """Entropy (B,) of the softmax of logits (B, C) over the classes of the mask `present` (C,); of one class: 0."""
     chances = _log_softmax_over(logits, present)
     return -(chances.exp() * chances).masked_fill(~present, 0.0).sum(1)
 

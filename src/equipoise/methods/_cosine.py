@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -63,11 +62,6 @@ class CosineClient(FedAvgClient):
     fixed: tuple[str, ...] = (VECTORS,)
 
     def build(self) -> None:
-        self.net = self.new_net()
-        self.receives("model", self.net)
-        self.shared = tuple(entry for entry in self.net.state_dict() if entry not in self.fixed)
+        super().build()
+        self.shared = tuple(entry for entry in self.shared if entry not in self.fixed)
         self.phase("main", self.net, self.shared)
-
-    def new_net(self) -> Net:
-        """The net with its cosine head, in its first state."""
-        raise NotImplementedError

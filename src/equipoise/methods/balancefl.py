@@ -1,5 +1,6 @@
-"""BalanceFL: each site's update is made as if its classes were balanced: it draws them equally often, blurs the features
-of rare ones, stays unsure of those it has, and inherits from the received model what it cannot learn of the others.
+"""BalanceFL: a site trains as if it had all classes in equal numbers. It draws its classes equally often, puts noise on
+the features of rare ones, stays unsure of its predictions, and inherits from the received model what that knows of the
+classes which the site lacks.
 
 Shuai et al., BalanceFL: Addressing Class Imbalance in Long-Tail Federated Learning, IPSN 2022. Where the paper leaves a
 choice, the released code decides; but a site's classes are those of its data, not of a batch, and the teacher stands in

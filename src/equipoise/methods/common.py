@@ -26,7 +26,7 @@ def site_weights(replies: Replies, kind: str = "size") -> list[float]:
 
 
 def average(replies: Replies, name: str = "model", kind: str = "size") -> Tensors:
-    """Mean of a dict of tensors over sites, by their number of images or by head."""
+    """Mean of a dict of tensors over sites, by their number of images or all alike."""
     return average_by(site_weights(replies, kind), replies, name)
 
 

@@ -26,7 +26,7 @@ class Options(Table):
     """CReFF's work on the server; the defaults are the released ones, and neither FedIIC nor FedNPR states others."""
 
     features: PositiveInt = Field(100, description="federated features of each class")
-    feature_steps: int = Field(100, ge=0, description="gradient steps a round that fit the features; 0: they stay random")
+    feature_steps: int = Field(100, ge=0, description="gradient steps a round that fit them; 0: they stay random")
     feature_lr: PositiveFloat = Field(0.1, description="their learning rate")
     classifier_epochs: int = Field(
         300, ge=0, description="passes a round over the features that train the classifier again; 0: plain FedAvg"
@@ -123,8 +123,8 @@ METHOD = Method(
     server=CReFFServer,
     client=CReFFClient,
     paper=(
-        "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-training with Federated "
-        "Features, IJCAI 2022"
+        "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-training with "
+        "Federated Features, IJCAI 2022"
     ),
     year=2022,
     changes="server step (classifier trained again on federated features)",

@@ -1,9 +1,9 @@
-"""FedETF: all sites train towards the same fixed classifier, a simplex whose class vectors are as far apart as can be (an
-equiangular tight frame, ETF), through a projection and a loss balanced by local class counts; a site makes its personal
-model by fine-tuning, in turns, the simplex and the projection.
+"""FedETF: all sites train under one fixed classifier, a simplex whose class vectors are as far apart as can be (an
+equiangular tight frame, ETF), through a projection and by a loss that is balanced by local class counts. A site makes
+its personal model by fine-tuning simplex and projection in turns.
 
-Li et al., No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and Fixed Classifier,
-ICCV 2023.
+Li, Shang, He, Lin and Wu, No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and
+Fixed Classifier, ICCV 2023.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FedETFServer(CosineServer):
 
 
 class FedETFClient(CosineClient):
-    """Trains under the simplex; fine-tunes it with the projection before personal evaluation, of which nothing is kept."""
+    """Trains under the simplex, which moves only in fine-tuning, of which nothing is kept."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {

@@ -1,5 +1,5 @@
-"""FedNH: the head's class vectors, called prototypes, start spread evenly over the sphere, stand still while sites train,
-and are moved by the server a little towards the mean features of their classes in every round.
+"""FedNH: the head's class vectors, its prototypes, start spread evenly over the sphere and stand still while sites
+train; after each round the server moves them a little towards the mean features of their classes.
 
 Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023.
 """
@@ -33,7 +33,9 @@ class Options(Table):
     start: Literal["orthogonal", "simplex"] = Field(
         "orthogonal", description="first prototypes: at right angles (as released), or as far apart as can be"
     )
-    scale: PositiveFloat = Field(1.0, description="what cosines are multiplied by at first")
+    scale: PositiveFloat = Field(
+        20.0, description="what cosines are multiplied by at first (released: 20 for its ResNet, 1 for its small net)"
+    )
     learn_scale: bool = Field(True, description="train the scale with the net")
 
 

@@ -6,46 +6,27 @@ Classification, 2024 (arXiv 2407.12446), section III-E.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from torch import nn
-
 from equipoise.engine.contract import Method
-from equipoise.methods.fednpr import DEFAULTS, PAPER, FedNPRClient, FedNPRServer
-from equipoise.nets import groups
+from equipoise.methods._personal import PartialClient, PartialServer
+from equipoise.methods.fednpr import DEFAULTS, PAPER
 
 
-def extractor(net: nn.Module) -> Iterable[str]:
-    """The state-dict names of all but the classifier, batch-norm statistics included."""
-    head = set(groups(net)["head"])
-    return [entry for entry in net.state_dict() if entry not in head]
+class FedNPRPerServer(PartialServer):
+    """Averages the feature extractor, its batch-norm statistics included (Eq. 7)."""
+
+    stays = ("head",)
 
 
-class FedNPRPerServer(FedNPRServer):
-    """Averages the feature extractor (Eq. 7)."""
+class FedNPRPerClient(PartialClient):
+    """Keeps its classifier from round to round; NPR and the balanced softmax come from the method's defaults."""
 
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        return extractor(net)
-
-
-class FedNPRPerClient(FedNPRClient):
-    """Keeps its classifier from round to round; only the feature extractor is received and sent."""
-
+    stays = ("head",)
     discloses: ClassVar[dict[str, dict[str, str]]] = {
-        "train": {
-            "model": "the feature extractor's weights and batch-norm statistics after local training",
-            "examples": "number of local training images",
-        }
+        "train": PartialClient.discloses["train"]
+        | {"model": "the feature extractor's weights and batch-norm statistics after local training"}
     }
-    views = ("personal",)
-
-    def build(self) -> None:
-        super().build()
-        self.keeps("head", self.net, self.entries(self.net, "head"))
-
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        return extractor(net)
 
 
 METHOD = Method(

@@ -24,9 +24,9 @@ from equipoise.methods.local import LocalClient
 class Options(Table):
     """FedProto's weight and its way to predict. Neither PRR nor FedBM states what it used."""
 
-    weight: float = Field(1.0, ge=0, description="lambda of the distance to the prototypes (Eq. 7); 0: local learning")
+    weight: float = Field(1.0, ge=0, description="lambda of the distance to the prototypes; 0: local learning")
     predict: Literal["prototype", "head"] = Field(
-        "prototype", description="by the nearest prototype (Eq. 8), or by the site's own head"
+        "prototype", description="by the nearest prototype (the paper), or by the site's own head"
     )
 
 
@@ -38,7 +38,7 @@ class FedProtoServer(Server):
         self.state.prototypes = torch.zeros(self.setting.num_classes, size, device=self.setting.device)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        """Eq. 6; by images with train.aggregation "size", all sites alike with "uniform" (as released)."""
+        """Sites count by their images of a class (the paper), or alike (train.aggregation "uniform", as released)."""
         replies = yield Ask("train", sites, **self.message())
         means, sent = mean_by_class(replies, "prototypes", self.setting.config.train.aggregation)
         self.state.prototypes = torch.where(sent[:, None], means, self.state.prototypes)
@@ -70,11 +70,11 @@ class FedProtoClient(LocalClient):
         return {"prototypes": class_means(found["sums"], found["counts"]), "class_counts": found["counts"]}
 
     def class_features(self, batch: Batch) -> Tensors:
-        """Features of a batch, summed by class (Eq. 3)."""
+        """Features of a batch, summed by class."""
         return class_sums(self.outputs(batch).features, batch.label, self.num_classes)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
-        """Supervised loss + lambda * distance to the prototypes (Eq. 7)."""
+        """Supervised loss + lambda * distance of the features to their prototypes."""
         loss = super().loss(batch, out)
         if not self.options.weight:
             return loss

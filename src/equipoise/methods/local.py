@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from equipoise.engine.contract import Method, Server
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
@@ -19,7 +20,7 @@ class LocalServer(Server):
 class LocalClient(FedAvgClient):
     """Keeps its whole net."""
 
-    discloses: dict[str, dict[str, str]] = {"train": {}}
+    discloses: ClassVar[dict[str, dict[str, str]]] = {"train": {}}
     views = ("personal",)
 
     def build(self) -> None:

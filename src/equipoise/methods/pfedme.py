@@ -17,8 +17,9 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, Phase
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
+from equipoise.methods._drift import added
 from equipoise.methods._personal import TwoNetClient
-from equipoise.methods.common import average
+from equipoise.methods.common import average, step_towards
 from equipoise.methods.fedavg import FedAvgServer
 from equipoise.nets import groups
 
@@ -42,14 +43,7 @@ class PFedMeServer(FedAvgServer):
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         updates = yield Ask("train", sites, model=self.state.model)
         mean = average(updates, "model", self.setting.config.train.aggregation)
-        if self.options.beta != 1:
-            # beta above 1 goes past the mean, which a variance must not: it could fall below 0.
-            mean |= {
-                name: torch.lerp(old, mean[name], self.options.beta)
-                for name, old in self.state.model.items()
-                if name not in self.statistics
-            }
-        self.state.model = mean
+        self.state.model = step_towards(self.state.model, mean, self.options.beta, self.statistics)
 
 
 class PFedMeClient(TwoNetClient):
@@ -77,9 +71,9 @@ class PFedMeClient(TwoNetClient):
 
     def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """The gradient of f(theta) + lambda/2 |theta - w|^2."""
-        pull = self.options.regularisation
-        pairs = zip(gradients, self.personal.parameters(), self.net.parameters())
-        return [None if g is None else g.add(theta.detach() - w, alpha=pull) for g, theta, w in pairs]
+        with torch.no_grad():
+            apart = torch._foreach_sub(list(self.personal.parameters()), list(self.net.parameters()))
+        return added(gradients, apart, self.options.regularisation)
 
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
         """Algorithm 1: K steps towards theta, then w - eta lambda (w - theta)."""

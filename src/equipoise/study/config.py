@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.config import Config, Table, validated
@@ -48,7 +48,7 @@ class DataSet(Table):
     """One of several data sets (or ways to share one out) that every row is run on."""
 
     name: str = Field(pattern=NAME)
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field({}, description="config tables over those of the study")
 
 
 class StudyConfig(Table):
@@ -188,7 +188,8 @@ def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
     found = []
     for data in study.data_sets:
         for row in study.rows:
-            seeds = (path.name.rpartition("-seed")[2] for path in _run_folder(folder, row, data, 0).parent.glob("*-seed*"))
+            places = _run_folder(folder, row, data, 0).parent.glob("*-seed*")
+            seeds = (path.name.rpartition("-seed")[2] for path in places)
             for seed in sorted({int(seed) for seed in seeds if seed.isdecimal()}):
                 path = _run_folder(folder, row, data, seed)
                 if (path / "events.jsonl").is_file():
@@ -209,7 +210,8 @@ def as_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from as_settings(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={json.dumps(value)}"  # plain values are written alike in JSON and TOML
+            text = tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+            yield f"{prefix}{key}={text}"
 
 
 def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -53,7 +53,7 @@ class Outcome:
         if self.failed:
             lines = "\n".join(f"  {label}: {problem}" for label, problem in self.failed.items())
             kind = UserError if any(isinstance(e, UserError) for e in self.failed.values()) else RuntimeError
-            raise kind(f"{len(self.failed)} runs failed:\n{lines}") from next(iter(self.failed.values()))
+            raise kind(f"failed runs:\n{lines}") from next(iter(self.failed.values()))
 
 
 def is_finished(folder: Path) -> bool:
@@ -84,23 +84,16 @@ class Turns:
     def __init__(self, cell: Cell, run: Run):
         self.cell = cell
         self.run = run
+        self.saved = max(run.checkpoints.rounds(), default=-1)
+        self.interval = 0.0
+        self._saved_at = time.monotonic()
+        self._changed = 0
         self._steps = run.steps(resume=True)
         self._random = torch.get_rng_state()
-        self._threads = run.config.compute.threads
-        self._saved = max(run.checkpoints.rounds(), default=-1)
-        self._saved_at = time.monotonic()
-        self.completed = self._saved
-        self.interval = 0.0
-
-    def event(self, event: str, **fields: Any) -> None:
-        """Note which round is complete."""
-        if event == "round":
-            self.completed = fields["round"]
 
     def step(self) -> bool:
         """Issue the run's next step under its own random state; False when there is none left."""
         torch.set_rng_state(self._random)
-        torch.set_num_threads(self._threads)
         try:
             next(self._steps)
         except StopIteration:
@@ -110,18 +103,35 @@ class Turns:
 
     def saved_another_round(self) -> bool:
         """Whether the run has put a round on disk since it was last asked; measures the time that took."""
-        if self.completed == self._saved:
+        folder = self.run.checkpoints.folder
+        changed = folder.stat().st_mtime_ns if folder.exists() else 0
+        if changed == self._changed:
             return False
-        saved = max(self.run.checkpoints.rounds(), default=-1)
-        if saved == self._saved:
+        self._changed, before = changed, self.saved
+        self.saved = max(self.run.checkpoints.rounds(), default=-1)
+        if self.saved == before:
             return False
         now = time.monotonic()
-        self.interval, self._saved, self._saved_at = now - self._saved_at, saved, now
+        self.interval, self._saved_at = now - self._saved_at, now
         return True
 
     def close(self) -> None:
         """Stop where it is; what is on disk can be resumed."""
         self._steps.close()
+
+
+class Limit:
+    """The time that may pass; without seconds, any."""
+
+    def __init__(self, seconds: float | None):
+        self.set = seconds is not None
+        self.end = time.monotonic() + (seconds or 0.0)
+        self.round_seconds = 0.0
+        """How long the latest saved round took: what another one will need at least."""
+
+    def allows_a_round(self) -> bool:
+        """Whether another round would be complete in time."""
+        return not self.set or time.monotonic() + self.round_seconds <= self.end
 
 
 def run_grid(
@@ -133,8 +143,8 @@ def run_grid(
 ) -> Outcome:
     """Run the unfinished among the cells, `together` at a time; gives what came of them.
 
-    With a limit, a run stops after a saved round when its next one would not be complete in time, and nothing new is
-    begun when the time is up. `keep`: checkpoints of finished runs stay on disk.
+    With a limit, a run stops after a saved round when its next one would not be complete in time, and nothing is begun
+    that could not complete one. `keep`: checkpoints of finished runs stay on disk.
     """
     outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
     for cell, config in cells:
@@ -144,18 +154,17 @@ def run_grid(
         else:
             waiting.append((cell, config))
     _check_shareable([config for _, config in waiting], together)
-    end = float("inf") if limit_seconds is None else time.monotonic() + limit_seconds
-    active: list[Turns] = []
+    running = _Running(display, outcome, Limit(limit_seconds), together, keep)
     try:
-        while waiting or active:
-            while waiting and len(active) < together and time.monotonic() < end:
-                _begin(*waiting.popleft(), active, display, outcome, together)
-            if not active:
+        while waiting or running.active:
+            while waiting and len(running.active) < together and running.limit.allows_a_round():
+                running.begin(*waiting.popleft())
+            if not running.active:
                 break
-            for turns in list(active):
-                _advance(turns, active, display, outcome, end, keep)
+            for turns in list(running.active):
+                running.advance(turns)
     finally:
-        for turns in active:
+        for turns in running.active:
             turns.close()
     outcome.stopped += [cell.label for cell, _ in waiting]
     return outcome
@@ -168,19 +177,59 @@ def _check_shareable(configs: Sequence[Config], together: int) -> None:
         raise UserError("runs that share a process need the same compute settings; use --together 1")
 
 
-def _begin(
-    cell: Cell, config: Config, active: list[Turns], display: Display, outcome: Outcome, together: int
-) -> None:
-    observers: list[Observer] = [display.started(cell, config)]
-    try:
-        run = prepare_run(config, cell.folder, observers)
-        _note_sharing(cell, together)
-        turns = Turns(cell, run)
-    except Exception as problem:
-        _fail(cell, problem, display, outcome)
-        return
-    observers.append(turns)
-    active.append(turns)
+class _Running:
+    """The runs in progress, and what becomes of each."""
+
+    def __init__(self, display: Display, outcome: Outcome, limit: Limit, together: int, keep: bool):
+        self.display = display
+        self.outcome = outcome
+        self.limit = limit
+        self.together = together
+        self.keep = keep
+        self.active: list[Turns] = []
+
+    def begin(self, cell: Cell, config: Config) -> None:
+        """Open or reopen a run."""
+        try:
+            run = prepare_run(config, cell.folder, [self.display.started(cell, config)])
+            _note_sharing(cell, self.together)
+            self.active.append(Turns(cell, run))
+        except Exception as problem:
+            self._fail(cell, problem)
+
+    def advance(self, turns: Turns) -> None:
+        """One step of one run, and what follows from it."""
+        try:
+            going = turns.step()
+        except Exception as problem:
+            self.active.remove(turns)
+            self._fail(turns.cell, problem)
+            return
+        if not going:
+            self._finish(turns)
+        elif self.limit.set and turns.saved_another_round():
+            self.limit.round_seconds = turns.interval
+            if not self.limit.allows_a_round():
+                self._stop(turns)
+
+    def _finish(self, turns: Turns) -> None:
+        self.active.remove(turns)
+        if not self.keep:
+            for part in ("checkpoints", "sites"):
+                shutil.rmtree(turns.cell.folder / part, ignore_errors=True)
+        self.outcome.finished.append(turns.cell.label)
+        self.display.ended(turns.cell, "finished")
+
+    def _stop(self, turns: Turns) -> None:
+        self.active.remove(turns)
+        turns.close()
+        self.outcome.stopped.append(turns.cell.label)
+        self.display.ended(turns.cell, f"stopped after round {turns.saved}")
+
+    def _fail(self, cell: Cell, problem: Exception) -> None:
+        """One run's failure is no reason to leave the others undone."""
+        self.outcome.failed[cell.label] = problem
+        self.display.ended(cell, f"failed: {problem}")
 
 
 def _note_sharing(cell: Cell, together: int) -> None:
@@ -188,34 +237,3 @@ def _note_sharing(cell: Cell, together: int) -> None:
     path = cell.folder / NOTE
     before = json.loads(path.read_text())["together"] if path.is_file() else 1
     write_text(path, json.dumps({"row": cell.row.name, "seed": cell.seed, "together": max(before, together)}))
-
-
-def _advance(
-    turns: Turns, active: list[Turns], display: Display, outcome: Outcome, end: float, keep: bool
-) -> None:
-    """One step of one run, and what follows from it."""
-    cell = turns.cell
-    try:
-        going = turns.step()
-    except Exception as problem:
-        active.remove(turns)
-        _fail(cell, problem, display, outcome)
-        return
-    if not going:
-        active.remove(turns)
-        if not keep:
-            for part in ("checkpoints", "sites"):
-                shutil.rmtree(cell.folder / part, ignore_errors=True)
-        outcome.finished.append(cell.label)
-        display.ended(cell, "finished")
-    elif end < float("inf") and turns.saved_another_round() and time.monotonic() + turns.interval > end:
-        active.remove(turns)
-        turns.close()
-        outcome.stopped.append(cell.label)
-        display.ended(cell, f"stopped after round {turns.completed}")
-
-
-def _fail(cell: Cell, problem: Exception, display: Display, outcome: Outcome) -> None:
-    """One run's failure is no reason to leave the others undone."""
-    outcome.failed[cell.label] = problem
-    display.ended(cell, f"failed: {problem}")

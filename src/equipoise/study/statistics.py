@@ -56,16 +56,18 @@ def compare_with_best(values: Mapping[str, Mapping[Hashable, float]], higher: bo
         return []
     choose = max if higher else min
     best = choose(testable, key=lambda name: float(np.mean(list(testable[name].values()))))
-    found = []
+    found: list[tuple[str, int, float]] = []
+    t_tests, wilcoxons = [], []
     for other, own in testable.items():
         keys = [key for key in testable[best] if key in own]
         if other == best or len(keys) < FEWEST_PAIRS:
             continue
         first, second = ([each[key] for key in keys] for each in (testable[best], own))
-        gap = float(np.mean(first) - np.mean(second))
-        found.append((other, len(keys), gap, paired_t_test(first, second), wilcoxon_test(first, second)))
-    t_corrected, w_corrected = (holm([entry[place] for entry in found]) for place in (3, 4))
-    return [Comparison(best, *entry, t, w) for entry, t, w in zip(found, t_corrected, w_corrected)]
+        found.append((other, len(keys), float(np.mean(first) - np.mean(second))))
+        t_tests.append(paired_t_test(first, second))
+        wilcoxons.append(wilcoxon_test(first, second))
+    p_values = zip(t_tests, wilcoxons, holm(t_tests), holm(wilcoxons))
+    return [Comparison(best, *entry, *own) for entry, own in zip(found, p_values)]
 
 
 def ranks(values: Mapping[str, Mapping[Hashable, float]], higher: bool = True) -> dict[str, dict[Hashable, float]]:

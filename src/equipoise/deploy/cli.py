@@ -1,0 +1,154 @@
+"""The commands of a deployment: `equipoise server | site | certificates | pilot`. They need the extra `flower`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equipoise.errors import UserError
+
+console = Console()
+Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
+Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
+
+
+def _need_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError("this command needs Flower: pip install 'equipoise[flower]'") from None
+
+
+def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
+    from equipoise.runs import make_config
+
+    tables = {name: {k: v for k, v in value.items() if v is not None} for name, value in top.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in top.items() if not isinstance(value, dict)}
+    return make_config(source, settings or [], **plain, **tables)
+
+
+def server(
+    file: Annotated[Path, typer.Argument(metavar="SERVER.toml", help="addresses, sites and keys")],
+    source: Source = None,
+    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Run a config with the hospitals that a file names, and write the report."""
+    _need_flower()
+    from equipoise.deploy.server import running_superlink
+    from equipoise.deploy.settings import ServerFile
+
+    known = ServerFile.read(file)
+    config = _config(source, settings, method=method, seed=seed, train={"rounds": rounds})
+    folder = out or Path("runs") / config.run_name
+    with running_superlink(known, insecure) as link:
+        console.print(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}", highlight=False)
+        _conduct(config, known, folder, link, resume)
+    _report(folder)
+
+
+def _conduct(config: Any, known: Any, folder: Path, link: Any, resume: bool) -> None:
+    from equipoise.deploy.server import conduct
+    from equipoise.progress import ProgressDisplay
+
+    with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
+        conduct(config, known, folder, link, resume, [display])
+
+
+def _report(folder: Path) -> None:
+    from equipoise.report import write_report
+
+    console.print(f"report: {write_report([folder])}", highlight=False, soft_wrap=True)
+
+
+def site(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="name, data, keys and policy of this hospital")],
+    check: Annotated[bool, typer.Option("--check", help="check data, keys and connection, and end")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for the server")] = 0.0,
+    insecure: Insecure = False,
+) -> None:
+    """Let a hospital take part: check its data and the connection, then answer the server until stopped."""
+    _need_flower()
+    from equipoise.deploy.descriptions import describe
+    from equipoise.deploy.settings import SiteFile
+    from equipoise.deploy.site import check_connection, check_site, serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    known = SiteFile.read(file)
+    federation = check_site(known, insecure)
+    told = describe(known.name, federation)
+    numbers = ", ".join(f"{sum(counts)} {part}" for part, counts in told["counts"].items())
+    console.print(f"{known.name}: {numbers} images, {len(told['classes'])} classes", highlight=False)
+    for action, entries in known.policy.items():
+        console.print(f"  may leave in '{action}': {', '.join(entries)}", highlight=False)
+    check_connection(known, insecure, wait)
+    console.print(f"the SuperLink at {known.superlink} answers", highlight=False)
+    if not check:
+        serve(known, insecure, federation)
+
+
+def certificates(
+    out: Annotated[Path, typer.Argument(help="a new folder")],
+    sites: Annotated[list[str], typer.Option("--site", help="a site's name; repeat for each")],
+    hosts: Annotated[list[str], typer.Option("--host", help="name or address by which sites reach the server")],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
+    days: Annotated[int, typer.Option(min=1, help="how long certificates are valid")] = 365,
+) -> None:
+    """Make a small CA, the server's certificate, the coordinator's key and a key for every site."""
+    _need_flower()
+    from equipoise.deploy.pilot import make_certificates
+
+    server_file, files = make_certificates(out, f"0.0.0.0:{port}", hosts, sites, days)
+    console.print(f"server: {server_file.parent}", highlight=False, soft_wrap=True)
+    for name, path in files.items():
+        console.print(f"{name}: {path.parent}  (add data and policy to {path.name})", highlight=False, soft_wrap=True)
+    console.print(f"keep {out / 'ca.key'} offline", highlight=False, soft_wrap=True)
+
+
+def pilot(
+    source: Source = None,
+    sites: Annotated[int | None, typer.Option(min=1, help="number of sites, for the phantom and drawn partitions")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
+    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
+    settings: Settings = None,
+    insecure: Insecure = False,
+) -> None:
+    """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
+    _need_flower()
+    from equipoise.deploy.pilot import lay_out, running_sites
+    from equipoise.deploy.server import running_superlink
+    from equipoise.deploy.settings import ServerFile
+
+    if (out / "events.jsonl").exists() or (out / "pilot").exists():
+        raise UserError(f"{out} already holds a run; choose another --out")
+    config = _config(
+        source, settings, method=method, train={"rounds": rounds}, data={"name": data, "sites": sites, "phantom": _phantom(sites)}
+    )
+    server_file, files = lay_out(out / "pilot", config)
+    known = ServerFile.read(server_file)
+    with running_superlink(known, insecure) as link, running_sites(files, insecure):
+        console.print(f"SuperLink at {link.url}; {len(files)} sites start", highlight=False)
+        _conduct(config, known, out, link, resume=False)
+    _report(out)
+
+
+def _phantom(sites: int | None) -> dict[str, int] | None:
+    return None if sites is None else {"sites": sites}
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (server, site, certificates, pilot):
+        app.command()(command)

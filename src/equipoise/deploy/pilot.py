@@ -1,0 +1,112 @@
+"""A whole consortium on one machine: certificates and files for everyone, a SuperLink, and sites as processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from equipoise.config import Config
+from equipoise.data import load_federation
+from equipoise.deploy.policy import policy_for
+from equipoise.deploy.processes import Child, free_port
+from equipoise.deploy.security import Authority, new_key_pair
+from equipoise.engine.files import safe_name, write_text
+from equipoise.errors import UserError
+from equipoise.methods import get_method
+
+DAYS = 365
+
+
+def make_certificates(
+    folder: Path, address: str, hosts: Sequence[str], sites: Sequence[str], days: int = DAYS
+) -> tuple[Path, dict[str, Path]]:
+    """Keys, certificates and first TOML files of a consortium: one folder for the server, one for each site.
+
+    Returns the server's file and {site: its file}. A site's file still needs its data and its policy.
+    """
+    if (folder / "ca.key").exists():
+        raise UserError(f"{folder} holds the keys of a consortium already; choose another folder")
+    server = folder / "server"
+    authority = Authority("Equipoise consortium", days)
+    authority.write(server / "ca.crt", folder / "ca.key")
+    authority.issue([*hosts, "localhost", "127.0.0.1"], server / "server.crt", server / "server.key")
+    new_key_pair(server / "coordinator.key", server / "coordinator.pub")
+    files = {}
+    for site in sites:
+        own = folder / "sites" / safe_name(site)
+        new_key_pair(own / "node.key", own / "node.pub")
+        for name in ("ca.crt", "coordinator.pub"):
+            (own / name).write_bytes((server / name).read_bytes())
+        public = server / "nodes" / f"{safe_name(site)}.pub"
+        public.parent.mkdir(parents=True, exist_ok=True)
+        public.write_bytes((own / "node.pub").read_bytes())
+        files[site] = own / "site.toml"
+        _write_toml(
+            files[site],
+            {
+                "name": site,
+                "superlink": f"{hosts[0]}:{address.rpartition(':')[2]}",
+                "ca": "ca.crt",
+                "key": "node.key",
+                "coordinator": "coordinator.pub",
+            },
+        )
+    _write_toml(
+        server / "server.toml",
+        {
+            "address": address,
+            "ca": "ca.crt",
+            "certificate": "server.crt",
+            "key": "server.key",
+            "coordinator": "coordinator.key",
+            "sites": {site: f"nodes/{safe_name(site)}.pub" for site in sites},
+        },
+    )
+    return server / "server.toml", files
+
+
+def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Path]]:
+    """The files of a pilot: every site of the config's federation with its data and a policy for the method."""
+    federation = load_federation(config.data, config.seed)
+    sites = [site.name for site in federation.training_sites()]
+    server, files = make_certificates(folder, f"127.0.0.1:{free_port()}", ["127.0.0.1"], sites, days=30)
+    if flower:
+        write_text(server, server.read_text() + "\n" + tomli_w.dumps({"flower": dict(flower)}))
+    data = config.data.model_dump(mode="json", exclude_none=True)
+    if "root" in data:
+        data["root"] = str(Path(data["root"]).expanduser().resolve())
+    data["store"] = str(config.data.store_root().resolve())
+    for file in files.values():
+        given = {
+            "seed": config.seed,
+            "device": config.compute.device,
+            "policy": policy_for(get_method(config.method).client_class(config)),
+            "data": data,
+        }
+        write_text(file, file.read_text() + tomli_w.dumps(given))
+    return server, files
+
+
+def _write_toml(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, tomli_w.dumps(content))
+
+
+def start_site(file: Path, insecure: bool = False) -> Child:
+    """`equipoise site FILE` as a process."""
+    command = [sys.executable, "-m", "equipoise", "site", str(file), "--wait", "60"]
+    log = file.with_name("site.log")
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMP_WAIT_POLICY": "PASSIVE"}
+    return Child([*command, "--insecure"] if insecure else command, log, threads)
+
+
+@contextmanager
+def running_sites(files: Mapping[str, Path], insecure: bool = False) -> Iterator[dict[str, Child]]:
+    """Every site as a process, ended with the block."""
+    with ExitStack() as stack:
+        yield {site: stack.enter_context(start_site(file, insecure)) for site, file in files.items()}

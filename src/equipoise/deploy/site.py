@@ -1,0 +1,98 @@
+"""`equipoise site`: a hospital's node, from one TOML file. Checks data, keys and connection first, in words."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Message
+
+from equipoise.data import load_federation
+from equipoise.data.federation import Federation
+from equipoise.deploy.descriptions import describe
+from equipoise.deploy.flower_api import Link, serve_tasks
+from equipoise.deploy.office import Office
+from equipoise.deploy.processes import Child, free_port, start_supernode
+from equipoise.deploy.records import from_records, to_records
+from equipoise.deploy.security import verifier, write_secret
+from equipoise.deploy.settings import SiteFile, check_security
+from equipoise.engine.parcels import UnreadableParcel, prepare, seal
+from equipoise.errors import UserError
+from equipoise.runs import choose_device
+
+log = logging.getLogger(__name__)
+
+#: Flower's exit status for a node whose key the SuperLink does not know
+KEY_REFUSED = 305
+RESTART_SECONDS = 5.0
+
+
+def check_site(settings: SiteFile, insecure: bool) -> Federation:
+    """Look at everything that can be wrong before a run: security, data, policy. Gives the site's data."""
+    check_security(settings, settings.superlink, insecure)
+    federation = load_federation(settings.data, settings.seed)
+    told = describe(settings.name, federation)
+    if not any(told["counts"]["train"]):
+        raise UserError(f"site '{settings.name}' has no training image in {settings.data.name}")
+    if not settings.policy:
+        raise UserError("the policy allows nothing to leave; `equipoise methods show NAME` lists what a method sends")
+    choose_device(settings.device)
+    return federation
+
+
+def check_connection(settings: SiteFile, insecure: bool, patience: float = 0.0) -> None:
+    """Refuse to go on when the SuperLink cannot be reached, or is not the one that the CA vouches for."""
+    link = Link(settings.superlink, None if insecure else settings.ca)
+    deadline = time.monotonic() + patience
+    while (problem := link.healthy()) is not None and time.monotonic() < deadline:
+        time.sleep(1.0)
+    if problem is not None:
+        raise UserError(
+            f"cannot reach the SuperLink at {link.url}: {problem}; check that the server runs, that the firewall lets "
+            f"this machine connect out to {settings.superlink}, and that ca is the consortium's"
+        )
+
+
+def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
+    """Take part in runs until stopped; the SuperNode is started again when it ends."""
+    settings.state.mkdir(parents=True, exist_ok=True)
+    secret = settings.state / "flower" / "secret"
+    write_secret(secret, secrets.token_bytes(32))
+    office = Office(
+        settings.name,
+        federation,
+        settings.state / "runs",
+        settings.policy,
+        choose_device(settings.device),
+        verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
+    )
+    while True:
+        port = free_port()
+        with start_supernode(settings, insecure, port, secret) as node:
+            link = Link(f"127.0.0.1:{port}", None, secret.read_bytes())
+            serve_tasks(link, _handler(office), lambda node=node: node.running)  # type: ignore[misc]
+            _explain_end(node, settings.state)
+        time.sleep(RESTART_SECONDS)
+
+
+def _handler(office: Office) -> Callable[[Message], Message]:
+    def handle(message: Message) -> Message:
+        try:
+            reply = office.answer(from_records(message.content))
+        except UnreadableParcel as problem:
+            reply = seal(prepare({}), error=f"the message cannot be read: {problem}")
+        return Message(to_records(reply), reply_to=message)
+
+    return handle
+
+
+def _explain_end(node: Child, state: Path) -> None:
+    status = node.process.returncode
+    if status == KEY_REFUSED or "[code: 2004]" in node.tail(20):
+        raise UserError(
+            "the SuperLink does not know this site's key; ask the coordinator to add its public key to the server's file"
+        )
+    log.warning("the SuperNode ended with status %s (%s); it is started again", status, node.log)

@@ -1,0 +1,86 @@
+"""`study.sqlite`: a row per run, method, seed, site, class and metric, for queries and tables of one's own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from equipoise.study.results import RunResult, StudyResults
+
+SCHEMA = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, study TEXT, data TEXT, row TEXT, method TEXT, seed INTEGER, rounds INTEGER,
+    selected_round INTEGER, validation REAL, seconds REAL, parameters INTEGER, together INTEGER, version TEXT
+);
+CREATE TABLE results (
+    run TEXT REFERENCES runs(run), data TEXT, row TEXT, method TEXT, seed INTEGER,
+    view TEXT, scope TEXT, site TEXT, class TEXT, metric TEXT, value REAL
+);
+CREATE TABLE curves (
+    run TEXT REFERENCES runs(run), round INTEGER, part TEXT, view TEXT, site TEXT, metric TEXT, value REAL
+);
+CREATE TABLE traffic (
+    run TEXT REFERENCES runs(run), round INTEGER, site TEXT, sent INTEGER, received INTEGER, seconds REAL, loss REAL
+);
+CREATE INDEX results_by_metric ON results (metric, scope, view);
+"""
+
+
+def write_database(results: StudyResults, path: Path) -> None:
+    """Write all finished runs, as fractions; the file is replaced whole."""
+    partial = path.with_name(path.name + ".part")
+    partial.unlink(missing_ok=True)
+    connection = sqlite3.connect(partial)
+    try:
+        connection.executescript(SCHEMA)
+        for run in results.runs:
+            _insert(connection, "runs", [_run(results.study.name, run)])
+            _insert(connection, "results", _results(run))
+            _insert(connection, "curves", _curves(run))
+            _insert(connection, "traffic", _traffic(run))
+        connection.commit()
+    finally:
+        connection.close()
+    os.replace(partial, path)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    for row in rows:
+        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def _identity(run: RunResult) -> tuple[str, str, str, str, int]:
+    cell = run.cell
+    return (cell.label, cell.data.name if cell.data else "", cell.row.name, cell.row.method, cell.seed)
+
+
+def _run(study: str, run: RunResult) -> tuple[Any, ...]:
+    record = run.record
+    label, data, row, method, seed = _identity(run)
+    value = record.selections[-1].value if record.selections else None
+    facts = (record.last_round, record.finals[0].round, value, record.seconds, record.start.parameters)
+    return (label, study, data, row, method, seed, *facts, run.together, record.start.version)
+
+
+def _results(run: RunResult) -> Iterator[tuple[Any, ...]]:
+    for result in run.record.finals:
+        place = (*_identity(run), result.view, result.scope, result.site)
+        for metric, value in result.metrics.items():
+            yield (*place, None, metric, value)
+        for name, value in zip(run.record.start.classes, result.recall):
+            yield (*place, name, "recall", value)
+
+
+def _curves(run: RunResult) -> Iterator[tuple[Any, ...]]:
+    for scored in run.record.evaluations:
+        for metric, value in scored.metrics.items():
+            yield (run.cell.label, scored.round, scored.part, scored.view, scored.site, metric, value)
+
+
+def _traffic(run: RunResult) -> Iterator[tuple[Any, ...]]:
+    for finished in run.record.rounds:
+        for site, work in finished.sites.items():
+            yield (run.cell.label, finished.round, site, work.sent, work.received, work.seconds, work.loss)

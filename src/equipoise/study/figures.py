@@ -1,0 +1,190 @@
+"""The figures of a study: scores with the paper's beside them, learning curves with bands over seeds, rare classes,
+retrogress, ranks, and what methods cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from equipoise.report.curves import Curve, mean_curve, metric_curves, retrogress
+from equipoise.report.figures import byte_unit
+from equipoise.report.plotting import (
+    ACCENT,
+    ACCENT_LIGHT,
+    FAINT,
+    FULL_WIDTH,
+    MUTED,
+    PALETTE,
+    canvas,
+    draw_curve,
+    grid_shape,
+    lowest_panels,
+    plain,
+    round_axis,
+)
+from equipoise.report.tables import METRIC_TITLES
+from equipoise.study.results import RowResult, RunResult, StudyResults
+
+PAPER = PALETTE[1]
+MOST_CLASSES = 6
+ROW_HEIGHT = 0.22
+
+
+def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """The study's metrics by row: mean and deviation, each seed as a dot, the paper's number as a diamond."""
+    rows = [row for row in rows if row.runs]
+    metrics = [metric for metric in results.study.metrics if any(metric in row.scores for row in rows)][:4]
+    if not metrics:
+        return None
+    figure, panels = _by_row(rows, len(metrics))
+    for ax, metric in zip(panels, metrics):
+        for place, row in enumerate(rows):
+            if metric not in row.scores:
+                continue
+            score = row.scores[metric]
+            ax.errorbar(score.mean, place, xerr=score.std, color=ACCENT, marker="o", markersize=4.5, elinewidth=1.4)
+            seeds = list(row.values(metric, by_site=False).values())
+            ax.plot(seeds, [place] * len(seeds), "|", color=ACCENT_LIGHT, markersize=8, zorder=1.5)
+            if metric in row.row.paper:
+                ax.plot(row.row.paper[metric], place, "D", color="none", markeredgecolor=PAPER, markersize=5)
+        ax.set(title=METRIC_TITLES[metric], xlabel="%")
+    entries = [
+        ("ours: mean and deviation over seeds", "o", ACCENT, ACCENT),
+        ("one seed", "|", ACCENT_LIGHT, ACCENT_LIGHT),
+    ]
+    if any(row.row.paper for row in rows):
+        entries.append(("paper", "D", "none", PAPER))
+    handles = [Line2D([], [], linestyle="none", marker=m, color=c, markeredgecolor=e) for _, m, c, e in entries]
+    figure.legend(handles, [text for text, *_ in entries], loc="outside upper left", ncols=3)
+    return figure
+
+
+def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """A panel per row: the primary metric on validation data, its band over seeds; the other rows in grey."""
+    metric = results.study.primary
+
+    def curve(run: RunResult, row: RowResult) -> Curve:
+        return mean_curve(metric_curves(run.record, metric, row.view))  # type: ignore[arg-type]
+
+    return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)")
+
+
+def retrogress_panels(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """A panel per row: the mean drop after communication, its band over seeds; the other rows in grey."""
+    metric = results.study.primary
+    metric = "balanced_accuracy" if metric in ("balanced_auc", "ece") else metric
+
+    def curve(run: RunResult, row: RowResult) -> Curve:
+        return mean_curve(retrogress(run.record, metric))
+
+    return _small_multiples(rows, curve, "Drop (points)", zero=True)
+
+
+def _small_multiples(
+    rows: Sequence[RowResult], curve: Callable[[RunResult, RowResult], Curve], label: str, zero: bool = False
+) -> Figure | None:
+    curves = {row.row.name: [c for run in row.runs if (c := curve(run, row))] for row in rows}
+    curves = {name: own for name, own in curves.items() if own}
+    if not curves:
+        return None
+    means = {name: mean_curve({str(place): c for place, c in enumerate(own)}) for name, own in curves.items()}
+    height, width = grid_shape(len(curves), 5)
+    figure = canvas(FULL_WIDTH, 0.3 + 1.55 * height)
+    panels = figure.subplots(height, width, squeeze=False, sharex=True, sharey=True)
+    for ax, (name, own) in zip(panels.flat, curves.items()):
+        if zero:
+            ax.axhline(0, color=MUTED, linewidth=0.8)
+        for other, mean in means.items():
+            if other != name:
+                draw_curve(ax, mean, 100, color=FAINT, linewidth=0.8)
+        _band(ax, own)
+        draw_curve(ax, means[name], 100, color=ACCENT, linewidth=1.7)
+        ax.set_title(plain(name))
+    for ax in lowest_panels(panels, len(curves)):
+        round_axis(ax)
+    for ax in panels[:, 0]:
+        ax.set_ylabel(label)
+    return figure
+
+
+def _band(ax: Axes, curves: Sequence[Curve]) -> None:
+    """One standard deviation to either side of the mean over seeds."""
+    rounds = [number for number in sorted(curves[0]) if all(number in curve for curve in curves)]
+    if len(curves) < 2 or not rounds:
+        return
+    values = 100 * np.array([[curve[number] for number in rounds] for curve in curves])
+    mean, deviation = values.mean(0), values.std(0, ddof=1)
+    ax.fill_between(rounds, mean - deviation, mean + deviation, color=ACCENT_LIGHT, linewidth=0, alpha=0.6)
+
+
+def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """Recall of the rarest classes by row, mean and deviation over seeds."""
+    rows = [row for row in rows if row.recall]
+    if not rows:
+        return None
+    start = rows[0].runs[0].record.start
+    totals = dict(zip(start.classes, np.sum([site.train for site in start.sites], axis=0)))
+    known = [name for name in totals if any(name in row.recall for row in rows)]
+    classes = sorted(known, key=lambda name: totals[name])[:MOST_CLASSES]
+    figure, panels = _by_row(rows, len(classes))
+    for ax, name in zip(panels, classes):
+        for place, row in enumerate(rows):
+            if name in row.recall:
+                value = row.recall[name]
+                ax.plot([0, value.mean], [place, place], color=ACCENT_LIGHT, linewidth=1.2)
+                ax.errorbar(value.mean, place, xerr=value.std, color=ACCENT, marker="o", markersize=4)
+        ax.set(title=f"{plain(name, 16)} ({totals[name]:,})", xlim=(-3, 103), xlabel="Recall (%)")
+    return figure
+
+
+def rank_plot(results: StudyResults) -> Figure | None:
+    """Rows by mean rank; every block (data set, site) is a dot."""
+    own = {name: list(each.values()) for name, each in results.ranks.items() if each}
+    if not own:
+        return None
+    names = sorted(own, key=lambda name: np.mean(own[name]))
+    figure = canvas(FULL_WIDTH, 0.8 + ROW_HEIGHT * len(names))
+    ax = figure.subplots()
+    for place, name in enumerate(names):
+        mean = float(np.mean(own[name]))
+        ax.plot(own[name], [place] * len(own[name]), "o", color=ACCENT_LIGHT, markersize=4)
+        ax.plot(mean, place, "o", color=ACCENT, markersize=6.5)
+        ax.annotate(f"{mean:.2f}", (mean, place), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
+    _name_rows(ax, names)
+    ax.set(xlabel="Rank (1 is best)", xlim=(0.5, len(names) + 0.5))
+    return figure
+
+
+def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """Seconds of a round, and bytes that a site sends and receives in it, by row."""
+    rows = [row for row in rows if row.runs]
+    if not rows:
+        return None
+    figure, (clock, wire) = _by_row(rows, 2)
+    places = np.arange(len(rows))
+    clock.barh(places, [row.seconds.mean if row.seconds else 0 for row in rows], 0.6, color=ACCENT)
+    clock.set(title="Time", xlabel="Seconds per round")
+    sent, received = (np.array([row.traffic(way) or 0.0 for row in rows]) for way in ("sent", "received"))
+    divisor, unit = byte_unit(max(sent.max(), received.max()))
+    wire.barh(places - 0.18, sent / divisor, 0.34, color=ACCENT, label="sent by a site")
+    wire.barh(places + 0.18, received / divisor, 0.34, color=ACCENT_LIGHT, label="received")
+    wire.set(title="Traffic", xlabel=f"{unit} per round")
+    figure.legend(*wire.get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    return figure
+
+
+def _by_row(rows: Sequence[RowResult], panels: int) -> tuple[Figure, Sequence[Axes]]:
+    """Panels side by side that share the rows of the study as their vertical axis."""
+    figure = canvas(FULL_WIDTH, 0.95 + ROW_HEIGHT * len(rows))
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
+    _name_rows(axes[0], [row.row.name for row in rows])
+    return figure, axes
+
+
+def _name_rows(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), [plain(name) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,96 @@
+"""What a user sees while a study runs: a bar over the whole grid, one for each run in progress, a line per end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from equipoise.config import Config
+from equipoise.study.config import Cell
+from equipoise.study.runner import is_finished
+
+
+class GridProgress:
+    """Draws the progress of a grid of runs; the unit is a round."""
+
+    def __init__(self, console: Console, cells: Sequence[tuple[Cell, Config]]):
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        total = sum(config.train.rounds for _, config in cells)
+        done = sum(config.train.rounds for cell, config in cells if is_finished(cell.folder))
+        self.whole = self.progress.add_task(f"[bold]{len(cells)} runs", total=total, completed=done)
+        self.lines: dict[str, RunLine] = {}
+        self.warned: set[str] = set()
+
+    def __enter__(self) -> GridProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def started(self, cell: Cell, config: Config) -> RunLine:
+        """A bar for a run that begins or goes on."""
+        task = self.progress.add_task(escape(cell.label), total=config.train.rounds)
+        self.lines[cell.label] = RunLine(self, cell.label, task, config)
+        return self.lines[cell.label]
+
+    def ended(self, cell: Cell, how: str) -> None:
+        """Take the run's bar away and say how it ended."""
+        line = self.lines.pop(cell.label)
+        self.progress.remove_task(line.task)
+        self.console.print(f"[bold]{escape(cell.label)}[/] {escape(how)}{line.score}", highlight=False)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, once for all runs."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
+
+
+class RunLine:
+    """Watches one run for its bar."""
+
+    def __init__(self, display: GridProgress, label: str, task: TaskID, config: Config):
+        self.display = display
+        self.label = label
+        self.task = task
+        self.metric = config.evaluation.metric
+        self.score = ""
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Show what concerns a person."""
+        progress = self.display.progress
+        if event in ("start", "warning"):
+            for text in fields.get("warnings", [fields.get("text", "")]):
+                self.display.warn(text)
+        elif event == "resumed":
+            progress.update(self.task, completed=fields["round"])
+            progress.advance(self.display.whole, fields["round"])
+        elif event == "round":
+            progress.update(self.task, completed=fields["round"])
+            progress.advance(self.display.whole)
+        elif event == "selection" and fields.get("value") is not None:
+            metric = self.metric.replace("_", " ")
+            self.score = f", round {fields['round']}, {metric} on validation {fields['value']:.1%}"

@@ -1,0 +1,220 @@
+"""What a study leaves behind, written anew from its runs: summary, tables, database, and the report as one page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from equipoise import __version__, report
+from equipoise.engine.files import write_text
+from equipoise.report.figures import federation_bubbles, sites_shown
+from equipoise.report.page import Picture, picture
+from equipoise.report.plotting import style
+from equipoise.report.summary import duration
+from equipoise.report.tables import METRIC_TITLES
+from equipoise.study import figures
+from equipoise.study.config import METRICS, StudyConfig
+from equipoise.study.database import write_database
+from equipoise.study.results import SCOPE_SENTENCES, RowResult, StudyResults, collect
+from equipoise.study.tables import (
+    COST_TITLES,
+    caption,
+    cell,
+    cost_cells,
+    notes,
+    number,
+    shown_columns,
+    summary,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+
+
+def write_study(study: StudyConfig, folder: Path) -> StudyResults:
+    """Write everything that follows from the finished runs in a study's folder."""
+    results = collect(study, folder)
+    write_text(folder / "summary.json", json.dumps(summary(results), indent=1, ensure_ascii=False))
+    write_text(folder / "table.csv", to_csv(results))
+    write_text(folder / "table.tex", to_latex(results))
+    write_text(folder / "table.md", to_markdown(results))
+    write_database(results, folder / "study.sqlite")
+    write_text(folder / "report.html", render(results))
+    return results
+
+
+def render(results: StudyResults) -> str:
+    """The HTML text of the report."""
+    environment = Environment(
+        loader=FileSystemLoader([Path(__file__).parent, Path(report.__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    with style():
+        sections = [_section(results, place, data) for place, data in enumerate(results.data_names, start=1)]
+        ranks = picture(
+            "ranks",
+            figures.rank_plot(results),
+            f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds: a light dot for each data set"
+            f"{' and site' if results.study.scope == 'sites' else ''}, a dark one for their mean.",
+        )
+    return environment.get_template("study.html").render(
+        study=results.study,
+        results=results,
+        facts=_facts(results),
+        not_run=[f"{row.data} {row.row.name}".strip() for row in results.rows if not row.runs],
+        sections=sections,
+        ranks=ranks,
+        runs=_runs(results),
+        titles=METRIC_TITLES,
+        number=number,
+        version=__version__,
+    )
+
+
+def _facts(results: StudyResults) -> list[tuple[str, str]]:
+    study, runs = results.study, results.runs
+    entries = [
+        ("Study", study.name),
+        ("Preset", study.preset or ""),
+        ("Runs", f"{len(runs)} finished, {len(results.unfinished)} not"),
+        ("Scope", SCOPE_SENTENCES[study.scope]),
+        ("Selection", results.rule),
+        ("Paper", study.paper),
+        ("Differs", " ".join(study.differs)),
+        ("Changed", "; ".join(results.deviations)),
+        ("Time", duration(sum(run.record.seconds or 0.0 for run in runs)) + " over all runs"),
+    ]
+    return [(name, value) for name, value in entries if value]
+
+
+def _runs(results: StudyResults) -> list[tuple[Any, str, str]]:
+    found = []
+    for row in results.rows:
+        scores = row.values(results.study.primary, by_site=False)
+        for run in row.runs:
+            score = scores.get(run.cell.seed)
+            text = "–" if score is None else f"{score:.2f}"
+            found.append((run, text, duration(run.record.seconds or 0.0)))
+    return found
+
+
+def _section(results: StudyResults, place: int, data: str) -> dict[str, Any]:
+    """Everything about one data set."""
+    rows = results.of(data)
+    return {
+        "id": f"data{place}",
+        "title": data or "Results",
+        "tables": [_table(results, data, table) for table in results.study.tables],
+        "tests": results.comparisons[data],
+        "places": _places(results, rows),
+        "pictures": _pictures(results, rows, f"data{place}"),
+    }
+
+
+def _table(results: StudyResults, data: str, table: str) -> dict[str, Any]:
+    rows = results.of(data, table)
+    columns = shown_columns(results, rows)
+    best = {metric: results.best(rows, metric) for metric in METRICS}
+    return {
+        "caption": caption(results, data, table),
+        "columns": columns,
+        "notes": notes(results, rows),
+        "rows": [
+            (row, [(cell(results, row, metric, paper), not paper and row is best[metric]) for metric, paper in columns])
+            for row in rows
+        ],
+    }
+
+
+def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, Any]]:
+    """Further tables: the primary metric by site, unseen cohorts, costs."""
+    rows = [row for row in rows if row.runs]
+    if not rows:
+        return []
+    primary = results.study.primary
+    sites = list(dict.fromkeys(site for row in rows for site in row.places("site")))
+    tables = []
+    if results.study.scope == "sites" and len(sites) > 1:
+        lines = [
+            (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites])
+            for row in rows
+        ]
+        tables.append({"caption": f"{METRIC_TITLES[primary]} by site.", "columns": sites, "rows": lines})
+    for cohort in dict.fromkeys(cohort for row in rows for cohort in row.places("cohort")):
+        tables.append(_cohort(results, rows, cohort))
+    shared = max(row.together for row in rows)
+    sharing = f" Up to {shared} runs shared the device: their times are longer than alone." if shared > 1 else ""
+    text = "Cost: the net, traffic of a site, and clock time; relative to fedavg in the last columns."
+    lines = [(row.row.name, cost_cells(results, row)) for row in rows]
+    return [*tables, {"caption": text + sharing, "columns": COST_TITLES, "rows": lines}]
+
+
+def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> dict[str, Any]:
+    """An unseen cohort: global models, or else the personal model of the first site."""
+    columns = [(metric, False) for metric in results.study.metrics]
+    columns += [(metric, True) for metric in METRICS if any(metric in row.row.paper_cohort for row in rows)]
+    lines = []
+    for row in rows:
+        view = row.places("cohort").get(cohort, "")
+        scores = row.scores_of(view, "cohort", cohort)
+        cells = [
+            f"{row.row.paper_cohort[metric]:.2f}"
+            if paper and metric in row.row.paper_cohort
+            else number(None if paper else scores.get(metric))
+            for metric, paper in columns
+        ]
+        lines.append((row.row.name, [view, *cells]))
+    titles = ["Model", *(METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns)]
+    text = f"The unseen cohort {cohort}: the global model, or else the personal model of the first site. Per cent."
+    return {"caption": text, "columns": titles, "rows": lines}
+
+
+def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> list[Picture]:
+    metric = METRIC_TITLES[results.study.primary]
+    runs = [run.record for row in rows for run in row.runs]
+    # Pooled training hides who holds what: any other run shows the federation.
+    federation = max(runs, key=lambda run: len(run.training_sites), default=None)
+    drawn = [
+        picture(
+            f"{prefix}-scores",
+            figures.scores(results, rows),
+            "Test scores by method: mean and standard deviation over seeds; each seed as a dash; the paper's number "
+            "as a diamond.",
+        ),
+        picture(
+            f"{prefix}-learning",
+            figures.learning(results, rows),
+            f"{metric} on validation data by round, mean over sites and seeds, with a band of one standard deviation "
+            "over seeds; the other methods in grey.",
+        ),
+        picture(
+            f"{prefix}-recall",
+            figures.rare_classes(results, rows),
+            "Recall of the rarest classes over all test images; in brackets their training images.",
+        ),
+        picture(
+            f"{prefix}-retrogress",
+            figures.retrogress_panels(results, rows),
+            "Retrogress: what the model right after local training loses when the round ends, on validation data. "
+            "Above zero, communication made models worse.",
+        ),
+        picture(
+            f"{prefix}-cost", figures.cost(results, rows), "Time and traffic by method, means over rounds and sites."
+        ),
+        picture(
+            f"{prefix}-federation",
+            federation_bubbles(federation.training_sites, federation.start.classes),
+            f"Training images of each class at each site (seed {federation.start.config.get('seed')}); the area of a "
+            f"bubble is the count, 0 marks an absent class.{sites_shown(federation)}",
+        )
+        if federation
+        else None,
+    ]
+    return [each for each in drawn if each]

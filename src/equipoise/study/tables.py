@@ -1,0 +1,297 @@
+"""A study's results as files: `summary.json`, CSV, LaTeX and Markdown tables, all in per cent."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from equipoise.report.summary import duration, traffic
+from equipoise.report.tables import METRIC_TITLES, latex_text
+from equipoise.study.config import METRICS, Metric
+from equipoise.study.results import SCOPE_SENTENCES, RowResult, Spreads, StudyResults
+from equipoise.study.statistics import Spread
+
+#: the p-value below which a difference is marked
+SIGNIFICANT = 0.05
+
+
+def summary(results: StudyResults) -> dict[str, Any]:
+    """Everything as plain values, for `summary.json`."""
+    study = results.study
+    return {
+        "study": study.name,
+        "title": study.title,
+        "rule": results.rule,
+        "scope": study.scope,
+        "primary": study.primary,
+        "paper": study.paper,
+        "differs": [*study.differs, *results.deviations],
+        "rows": [_row_summary(results, row) for row in results.rows if row.runs],
+        "tests": {
+            data: [asdict(comparison) for comparison in comparisons]
+            for data, comparisons in results.comparisons.items()
+            if comparisons
+        },
+        "mean_ranks": {name: sum(own.values()) / len(own) for name, own in results.ranks.items() if own},
+        "not_run": [_full_name(row) for row in results.rows if not row.runs],
+        "unfinished": list(results.unfinished),
+    }
+
+
+def _full_name(row: RowResult) -> str:
+    return f"{row.data}: {row.row.name}" if row.data else row.row.name
+
+
+def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
+    views = list(dict.fromkeys(view for run in row.runs for view in run.views))
+    entry: dict[str, Any] = {"method": row.row.name, "runs": row.row.method}
+    if row.data:
+        entry["data"] = row.data
+    return entry | {
+        **_plain(row.scores),
+        "view": row.view,
+        "seeds": sorted(run.cell.seed for run in row.runs),
+        "rounds": max(run.record.last_round for run in row.runs),
+        "selected_rounds": [run.record.finals[0].round for run in row.runs],
+        "validation": asdict(row.validation) if row.validation else None,
+        "paper": dict(row.row.paper),
+        "note": row.row.note,
+        "views": {view: _plain(row.scores_of(view)) for view in views},
+        "sites": {site: _plain(row.scores_of(view, "site", site)) for site, view in row.places("site").items()},
+        "cohorts": {
+            cohort: _plain(row.scores_of(view, "cohort", cohort)) | {"paper": dict(row.row.paper_cohort)}
+            for cohort, view in row.places("cohort").items()
+        },
+        "recall": {name: asdict(each) for name, each in row.recall.items()},
+        "cost": cost(results, row),
+    }
+
+
+def _plain(spreads: Spreads) -> dict[str, Any]:
+    return {metric: asdict(each) for metric, each in spreads.items()}
+
+
+def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
+    """Size, operations, traffic and time of a row, and the last two relative to the row `fedavg`, if there is one."""
+    base = next((r for r in results.of(row.data) if r.row.name == "fedavg" and r.runs), None)
+    sent, received = row.traffic("sent"), row.traffic("received")
+    net = row.runs[0].cost
+    return {
+        "parameters": net.parameters if net else row.runs[0].record.start.parameters,
+        "model_bytes": net.model_bytes if net else None,
+        "flops_per_image": net.flops if net else None,
+        "sent_per_round": sent,
+        "received_per_round": received,
+        "seconds_per_round": row.seconds.mean if row.seconds else None,
+        "seconds": row.duration.mean if row.duration else None,
+        "together": row.together,
+        "relative_seconds": _ratio(row.seconds, base.seconds) if base else None,
+        "relative_traffic": _relative_traffic(row, base) if base else None,
+    }
+
+
+def _ratio(own: Spread | None, base: Spread | None) -> float | None:
+    return own.mean / base.mean if own and base and base.mean else None
+
+
+def _relative_traffic(row: RowResult, base: RowResult) -> float | None:
+    own, whole = (sum(each.traffic(way) or 0 for way in ("sent", "received")) for each in (row, base))
+    return own / whole if whole else None
+
+
+# ---- text ------------------------------------------------------------------------------------------------------
+
+
+def number(value: Spread | None) -> str:
+    """Mean and deviation with two decimals; a dash when there is none."""
+    if value is None:
+        return "–"
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+
+
+def marks(results: StudyResults, row: RowResult) -> str:
+    """A dagger where the t-test, a double dagger where also Wilcoxon's, tells the row from the best one."""
+    for comparison in results.comparisons[row.data]:
+        if comparison.other == row.row.name:
+            both = comparison.wilcoxon_holm < SIGNIFICANT
+            return ("‡" if both else "†") if comparison.t_test_holm < SIGNIFICANT else ""
+    return ""
+
+
+def notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
+    """What stands under a table: selection rule, scope, what differs from the paper, how tests were made."""
+    study = results.study
+    found = [results.rule, SCOPE_SENTENCES[study.scope]]
+    counts = sorted({len(row.runs) for row in rows if row.runs})
+    if counts:
+        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        found.append(f"Mean ± sample standard deviation over {seeds} seed{'' if counts == [1] else 's'}.")
+    shared = max((row.together for row in rows), default=1)
+    if shared > 1:
+        found.append(f"Times: up to {shared} runs shared the device.")
+    found += [_tests_note(results, data) for data in {row.data: None for row in rows} if results.comparisons[data]]
+    if any(row.row.paper for row in rows) and study.paper:
+        found.append(f"Paper: {study.paper}.")
+    found += [f"Differs from the paper: {text}" for text in study.differs]
+    found += [f"Differs from the study file: {text}." for text in results.deviations]
+    found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
+    return found
+
+
+def _tests_note(results: StudyResults, data: str) -> str:
+    comparisons = results.comparisons[data]
+    pairs = sorted({comparison.pairs for comparison in comparisons})
+    # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
+    least = 2.0 ** (1 - pairs[-1])
+    return (
+        f"† differs from {comparisons[0].best} by the paired t-test, ‡ by Wilcoxon's test too (p < {SIGNIFICANT}, Holm-"
+        f"corrected over {len(comparisons)} comparisons; {results.study.pairs} paired, {pairs[-1]} pairs, with which "
+        f"Wilcoxon's p before correction is at least {least:.2g})."
+    )
+
+
+def to_csv(results: StudyResults) -> str:
+    """A line per row and data set; empty where not known."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = [f"{metric}{suffix}" for metric in METRICS for suffix in ("", "_std", "_paper")]
+    costs = ("model_bytes", "flops_per_image", "sent_per_round", "received_per_round", "seconds_per_round", "seconds")
+    writer.writerow(["study", "data", "method", "view", "seeds", *columns, *costs, "rule"])
+    for row in results.rows:
+        if not row.runs:
+            continue
+        cells: list[Any] = []
+        for metric in METRICS:
+            score = row.scores.get(metric)
+            cells += [score.mean, score.std] if score else [None, None]
+            cells.append(row.row.paper.get(metric))
+        own = cost(results, row)
+        seeds = " ".join(str(run.cell.seed) for run in row.runs)
+        labels = [results.study.name, row.data, row.row.name, row.view, seeds]
+        writer.writerow([*labels, *cells, *(own[key] for key in costs), results.rule])
+    return out.getvalue()
+
+
+def to_latex(results: StudyResults) -> str:
+    r"""Every table as a `table` for `\usepackage{booktabs}`, the best of each column in bold, notes beneath."""
+    return "\n".join(
+        _latex_table(results, data, table) for data in results.data_names for table in results.study.tables
+    )
+
+
+def _latex_table(results: StudyResults, data: str, table: str) -> str:
+    rows = results.of(data, table)
+    columns = shown_columns(results, rows)
+    head = [METRIC_TITLES[metric] + (" (paper)" if paper else "") for metric, paper in columns]
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_latex(caption(results, data, table))}}}",
+        r"\begin{tabular}{l" + "r" * len(columns) + "}",
+        r"\toprule",
+        " & ".join(map(_latex, ["Method", *head])) + r" \\",
+        r"\midrule",
+    ]
+    for row in rows:
+        cells = [_latex(row.row.name)]
+        for metric, paper in columns:
+            text = _latex(cell(results, row, metric, paper))
+            best = not paper and row is results.best(rows, metric)
+            cells.append(rf"\textbf{{{text}}}" if best else text)
+        lines.append(" & ".join(cells) + r" \\")
+    beneath = _latex(" ".join(notes(results, rows)))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par\footnotesize {beneath}", r"\end{table}", ""])
+
+
+_LATEX_SYMBOLS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "–": "--"}
+
+
+def _latex(text: str) -> str:
+    escaped = latex_text(text)
+    for symbol, command in _LATEX_SYMBOLS.items():
+        escaped = escaped.replace(symbol, command)
+    return escaped
+
+
+def cell(results: StudyResults, row: RowResult, metric: Metric, paper: bool) -> str:
+    """One cell of a table: our score, marked where tests tell it from the best, or the paper's."""
+    if paper:
+        return f"{row.row.paper[metric]:.2f}" if metric in row.row.paper else "–"
+    return number(row.scores.get(metric)) + (marks(results, row) if metric == results.study.primary else "")
+
+
+def shown_columns(results: StudyResults, rows: Sequence[RowResult]) -> list[tuple[Metric, bool]]:
+    """The columns of a table: each metric of the study, and beside it the paper's where it has any."""
+    columns: list[tuple[Metric, bool]] = []
+    for metric in results.study.metrics:
+        columns.append((metric, False))
+        if any(metric in row.row.paper for row in rows):
+            columns.append((metric, True))
+    return columns
+
+
+def caption(results: StudyResults, data: str, table: str) -> str:
+    """What a table shows."""
+    study = results.study
+    return ". ".join(text for text in (table, study.title or study.name, data) if text) + ". Test, per cent."
+
+
+def to_markdown(results: StudyResults) -> str:
+    """A table by data set with global and personal models, time and traffic, for documentation."""
+    score = METRIC_TITLES["balanced_accuracy"]
+    head = ["method", f"{score}, global", f"{score}, personal", "Worst class recall", "s per round", "relative"]
+    parts = []
+    for data in results.data_names:
+        rows = [row for row in results.of(data) if row.runs]
+        lines = [_line([*head, "sent per round", "relative traffic"]), _line(["---"] + ["---:"] * 7)]
+        lines += [_line(_markdown_cells(results, row)) for row in rows]
+        parts += [data, "\n".join(lines), " ".join([*notes(results, rows), "Time and traffic are relative to fedavg."])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_cells(results: StudyResults, row: RowResult) -> list[str]:
+    views = [row.scores_of(view).get("balanced_accuracy") for view in ("global", "personal")]
+    own = cost(results, row)
+    ratios = [f"x {own[key]:.2f}" if own[key] is not None else "–" for key in ("relative_seconds", "relative_traffic")]
+    seconds, sent = f"{own['seconds_per_round']:.2f}", traffic(own["sent_per_round"] or 0)
+    scores = map(number, (*views, row.scores.get("worst_class_recall")))
+    return [row.row.name, *scores, seconds, ratios[0], sent, ratios[1]]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+COST_TITLES = (
+    "Parameters",
+    "Model",
+    "FLOPs per image",
+    "Sent per round",
+    "Received per round",
+    "Seconds per round",
+    "Time per run",
+    "Relative time",
+    "Relative traffic",
+)
+
+
+def cost_cells(results: StudyResults, row: RowResult) -> list[str]:
+    """Size, operations, traffic and time in words, under `COST_TITLES`."""
+    own = cost(results, row)
+
+    def told(key: str, form: Any) -> str:
+        return form(own[key]) if own[key] is not None else "–"
+
+    return [
+        told("parameters", "{:,}".format),
+        told("model_bytes", traffic),
+        told("flops_per_image", "{:.3g}".format),
+        told("sent_per_round", traffic),
+        told("received_per_round", traffic),
+        told("seconds_per_round", "{:.2f}".format),
+        told("seconds", duration),
+        told("relative_seconds", "{:.2f}".format),
+        told("relative_traffic", "{:.2f}".format),
+    ]

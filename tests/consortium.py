@@ -1,0 +1,129 @@
+"""A consortium of real processes on loopback for tests: a SuperLink and sites with TLS, all ended with the block."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import TINY, tiny_config
+
+from equipoise.config import Config
+from equipoise.deploy.flower_api import Link
+from equipoise.deploy.pilot import lay_out, start_site
+from equipoise.deploy.policy import policy_for
+from equipoise.deploy.processes import Child
+from equipoise.deploy.server import conduct, running_superlink
+from equipoise.deploy.settings import ServerFile
+from equipoise.methods import get_method
+
+IMPATIENT = str(Path(__file__).parent / "impatient")
+
+
+@dataclass
+class Consortium:
+    """The files of a consortium, and its processes while they run."""
+
+    server: Path
+    files: dict[str, Path]
+    sites: dict[str, Child] = field(default_factory=dict)
+    link: Link | None = None
+
+    @property
+    def settings(self) -> ServerFile:
+        return ServerFile.read(self.server)
+
+    def start(self, site: str) -> None:
+        self.sites[site] = start_site(self.files[site])
+
+    def stop(self) -> None:
+        for child in self.sites.values():
+            child.stop()
+
+    def run(self, config: Config, folder: Path, observers=()) -> Path:
+        assert self.link is not None
+        return conduct(config, self.settings, folder, self.link, observers=observers)
+
+    def said(self, site: str) -> str:
+        """What a site's process wrote."""
+        return self.files[site].with_name("site.log").read_text()
+
+
+def lay_out_consortium(folder: Path, *methods: str, **flower: float) -> Consortium:
+    """Files for three sites of the tiny phantom, with policies that allow some methods."""
+    config = tiny_config(methods[0])
+    server, files = lay_out(folder, config, flower)
+    allowed: dict[str, set[str]] = {}
+    for method in methods:
+        for action, entries in policy_for(get_method(method).client_class(config)).items():
+            allowed.setdefault(action, set()).update(entries)
+    policy = "[policy]\n" + "".join(f"{action} = {sorted(entries)}\n" for action, entries in allowed.items())
+    for file in files.values():
+        before, _, rest = file.read_text().partition("[policy]\n")
+        file.write_text(before + policy + "\n[data]" + rest.partition("[data]")[2])
+    return Consortium(server, files)
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Processes started in the block look for messages often."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [IMPATIENT, before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def running_sites(consortium: Consortium) -> Iterator[None]:
+    """The consortium's sites as processes."""
+    try:
+        for site in consortium.files:
+            consortium.start(site)
+        yield
+    finally:
+        consortium.stop()
+
+
+@contextmanager
+def running(consortium: Consortium) -> Iterator[Consortium]:
+    """The consortium's SuperLink and sites as processes."""
+    with impatient(), running_superlink(consortium.settings, insecure=False) as link:
+        consortium.link = link
+        with running_sites(consortium):
+            yield consortium
+
+
+def start_server(consortium: Consortium, folder: Path, method: str, *settings: str, resume: bool = False) -> Child:
+    """`equipoise server` as a process of its own."""
+    command = [sys.executable, "-m", "equipoise", "server", str(consortium.server), "--method", method]
+    command += ["--out", str(folder)] + (["--resume"] if resume else [])
+    for setting in (*TINY, *settings):
+        command += ["--set", setting]
+    return Child(command, folder.with_name(f"{folder.name}-server.log"))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait until something holds; fail in words if it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def finish(child: Child, seconds: float) -> int:
+    """The exit status of a process that should end by itself."""
+    try:
+        return child.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{child.log.name} still runs after {seconds:.0f} s:\n{child.tail(20)}") from None

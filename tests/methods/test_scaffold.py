@@ -1,0 +1,157 @@
+"""SCAFFOLD's variates on both sides: what they are, how they correct steps, and where nothing is left to correct."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clients import copied, kept_of, new_client, new_server, noise_batch
+from equipoise.engine.protocol import Replies, Reply
+from equipoise.nets import groups
+from harness import assert_same_bits, events, run_tiny, server_state
+
+PLAIN = ("train.optimiser.momentum=0", "train.optimiser.lr=0.05")
+ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")
+SITES = ("site 1", "site 2", "site 3")
+
+
+def model_of(folder) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in server_state(folder).items() if name.startswith("model/")}
+
+
+def variates_like(client, scale: float, seed: int) -> dict[str, torch.Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return {n: scale * torch.randn(p.shape, generator=draws) for n, p in client.net.named_parameters()}
+
+
+def begun(client, common, own) -> None:
+    """Let the client begin a round with these variates and the net's present weights."""
+    kept = {f"own_variate/{name}": value for name, value in own.items()}
+    client.begin({"model": copied(client.net.state_dict()), "variate": common}, kept)
+    for phase in client.phases.values():
+        phase.optimiser.lr.fill_(phase.optimiser.config.lr)
+
+
+# ---- limits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", [(), ADAM], ids=["sgd", "adam"])
+def test_a_site_alone_has_nothing_to_correct_and_trains_as_in_fedavg(tmp_path, optimiser):
+    alone = ("data.phantom.sites=1", "data.phantom.images=60", "train.rounds=3", *optimiser)
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *alone)
+    limit = run_tiny(tmp_path / "scaffold", "scaffold", *alone)
+    assert_same_bits(model_of(plain), model_of(limit))
+    assert server_state(limit)["variate/head.weight"].any()
+
+
+def test_the_first_round_knows_no_gradients_and_is_fedavgs(tmp_path):
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", "train.rounds=1")
+    limit = run_tiny(tmp_path / "scaffold", "scaffold", "train.rounds=1")
+    assert_same_bits(model_of(plain), model_of(limit))
+
+
+# ---- variates ----------------------------------------------------------------------------------------
+
+
+def mean_of_sites(folder, weights) -> dict[str, torch.Tensor]:
+    """Mean over all sites of their own variates; a site that never trained has zeros."""
+    own = [kept_of(folder, site, "own_variate") for site in SITES]
+    names = next(variate for variate in own if variate)
+    total = sum(weights)
+    return {n: sum(w * v[n] for w, v in zip(weights, own) if v) / total for n in names}
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+def test_the_common_variate_is_the_mean_of_the_sites_own(tmp_path, participation):
+    """At 0.7 two of three sites train in a round, one of them perhaps late."""
+    folder = run_tiny(
+        tmp_path, "scaffold", "train.rounds=3", f"train.participation={participation}", "train.aggregation='uniform'"
+    )
+    state = server_state(folder)
+    for name, mean in mean_of_sites(folder, (1, 1, 1)).items():
+        torch.testing.assert_close(state[f"variate/{name}"], mean)
+
+
+def test_where_sites_count_by_size_so_do_their_variates(tmp_path):
+    folder = run_tiny(tmp_path, "scaffold")
+    trained = events(folder, "round")[-1]["sites"]
+    state = server_state(folder)
+    for name, mean in mean_of_sites(folder, [trained[site]["examples"] for site in SITES]).items():
+        torch.testing.assert_close(state[f"variate/{name}"], mean)
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.02], ids=["base rate", "decayed rate"])
+def test_under_plain_descent_the_own_variate_follows_option_ii_of_the_paper(lr):
+    client = new_client("scaffold", *PLAIN)
+    common, own = variates_like(client, 0.02, 1), variates_like(client, 0.02, 2)
+    begun(client, common, own)
+    client.phases["main"].optimiser.lr.fill_(lr)
+    start = copied(dict(client.net.named_parameters()))
+    action = client.train({})
+    next(action)
+    for seed in range(3):
+        client.step([noise_batch(seed=seed)], client.phases["main"])
+    with pytest.raises(StopIteration) as stop:
+        next(action)
+    change = stop.value.value["variate_change"]
+    for name, end in client.net.named_parameters():
+        new = own[name] - common[name] + (start[name] - end.detach()) / (3 * lr)
+        torch.testing.assert_close(client.own.state_dict()[name], new, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(change[name], new - own[name], rtol=1e-4, atol=1e-5)
+
+
+def test_momentum_does_not_inflate_the_variates():
+    """By its displacement a site under momentum 0.9 would take its gradient for up to ten times what it is."""
+    client = new_client("scaffold", "train.optimiser.lr=1e-6")
+    zeros = {name: torch.zeros_like(p) for name, p in client.net.named_parameters()}
+    begun(client, zeros, zeros)
+    client.set_mode(True, "eval")
+    batch, parameters = noise_batch(), list(client.net.parameters())
+    gradients = torch.autograd.grad(client.loss(batch, client.outputs(batch)), parameters)
+    action = client.train({})
+    next(action)
+    for _ in range(20):
+        client.step([batch], client.phases["main"])
+    with pytest.raises(StopIteration):
+        next(action)
+    for found, gradient in zip(client.own.buffers(), gradients):
+        torch.testing.assert_close(found, gradient, rtol=1e-2, atol=1e-4)
+
+
+# ---- steps -------------------------------------------------------------------------------------------
+
+
+def test_a_step_takes_the_gradient_less_the_sites_own_variate_plus_the_common_one():
+    client = new_client("scaffold")
+    common, own = variates_like(client, 1.0, 1), variates_like(client, 1.0, 2)
+    begun(client, common, own)
+    next(client.train({}))
+    gradients = list(variates_like(client, 1.0, 3).values())
+    for found, g, c_i, c in zip(client.adjust(gradients), gradients, own.values(), common.values()):
+        torch.testing.assert_close(found, g - c_i + c)
+
+
+def test_the_server_step_goes_part_of_the_way_and_takes_the_mean_of_statistics():
+    server = new_server("scaffold", "scaffold.server_lr=0.5", "train.aggregation='uniform'")
+    assert list(server.start(("a", "b", "c", "d"))) == []
+    old, variate = copied(server.state.model), copied(server.state.variate)
+    conversation = server.round(1, ("a", "b"))
+    assert next(conversation).payload.keys() == {"model", "variate"}
+    replies = [
+        Reply(
+            site,
+            {
+                "model": {name: t + shift for name, t in old.items()},
+                "variate_change": {name: t + shift for name, t in variate.items()},
+                "examples": 5,
+            },
+        )
+        for site, shift in (("a", 1), ("b", 3))
+    ]
+    with pytest.raises(StopIteration):
+        conversation.send(Replies(replies))
+    statistics = set(groups(server.build())["statistics"])
+    for name, tensor in server.state.model.items():
+        torch.testing.assert_close(tensor, old[name] + (2 if name in statistics else 1))
+    for tensor in server.state.variate.values():  # two of four sites changed theirs by 2 on average
+        torch.testing.assert_close(tensor, torch.ones_like(tensor))

@@ -1,0 +1,104 @@
+"""The same methods between real processes on loopback, with TLS: equal weights, kills, strangers and liars."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from consortium import Consortium, finish, impatient, lay_out_consortium, running, running_sites, start_server, wait_for  # noqa: E402
+from harness import assert_same_bits, events, run_tiny, server_state, site_states, tiny_config  # noqa: E402
+
+from equipoise.deploy.pilot import start_site  # noqa: E402
+from equipoise.deploy.security import new_key_pair  # noqa: E402
+from equipoise.engine.states import read_state  # noqa: E402
+
+METHODS = ("fedavg", "fediic", "prr", "fedbm")
+SETTINGS = ("train.rounds=3", "evaluation.every=3")
+LONG = 120.0
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    laid_out = lay_out_consortium(tmp_path_factory.mktemp("consortium"), *METHODS, timeout=30.0)
+    with running(laid_out):
+        yield laid_out
+
+
+def kept_at_sites(consortium: Consortium, folder) -> dict:
+    """Every tensor that sites keep on their own disks after a run's last round, named as `site_states` does."""
+    import json
+
+    run = json.loads((folder / "consortium.json").read_text())["run"]
+    last = sorted((folder / "checkpoints").glob("round-?????"))[-1]
+    states = {}
+    for site, version in json.loads((last / "manifest.json").read_text())["sites"].items():
+        path = consortium.files[site].parent / "state" / "runs" / run / "states" / f"{version}.safetensors"
+        states.update({f"{site}/kept/{name}": tensor for name, tensor in read_state(path).items()})
+    return states
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_those_of_the_local_engine(consortium, tmp_path, method):
+    local = run_tiny(tmp_path / "local", method, *SETTINGS)
+    apart = consortium.run(tiny_config(method, *SETTINGS), tmp_path / "apart")
+    assert_same_bits(server_state(local), server_state(apart))
+    assert_same_bits(site_states(local), kept_at_sites(consortium, apart))
+    assert not list((apart / "models").glob("personal/*"))  # personal models stay with their sites
+
+
+def test_an_unregistered_key_is_refused_in_words(consortium, tmp_path):
+    known = consortium.files["site 1"]
+    new_key_pair(tmp_path / "node.key", tmp_path / "node.pub")
+    for name in ("ca.crt", "coordinator.pub"):
+        (tmp_path / name).write_bytes((known.parent / name).read_bytes())
+    stranger = tmp_path / "site.toml"
+    stranger.write_text(known.read_text())
+    with start_site(stranger) as child:
+        assert finish(child, LONG) == 2
+    assert "does not know this site's key" in (tmp_path / "site.log").read_text()
+
+
+def test_a_killed_site_is_dropped_and_comes_back(consortium, tmp_path):
+    class Killer:
+        """Kills a site while round 2 is under way, and starts it again when that round is over."""
+
+        def event(self, event, **fields):
+            if event == "evaluation" and fields["round"] == 1 and consortium.sites["site 2"].running:
+                os.killpg(consortium.sites["site 2"].process.pid, signal.SIGKILL)
+            if event == "round" and fields["round"] == 2:
+                consortium.start("site 2")
+                wait_for(lambda: consortium.said("site 2").count("answers") > 1, LONG, "the site's return")
+
+    config = tiny_config("fedavg", "train.rounds=4", "train.min_sites=2")
+    folder = consortium.run(config, tmp_path / "run", [Killer()])
+    missing = [set(event["missing"]) for event in events(folder, "round")]
+    assert missing[0] == set() and missing[1] == {"site 2"} and missing[-1] == set()
+
+
+def crash(consortium: Consortium, folder, method: str, journaled: str) -> None:
+    """Start a server, and kill it -9 as soon as all sites' replies to one message are journaled."""
+    server = start_server(consortium, folder, method, *SETTINGS)
+    try:
+        there = lambda: len(list((folder / "journal").glob(f"{journaled}-*.json"))) == 3  # noqa: E731
+        wait_for(there, LONG, f"the exchange {journaled}")
+        os.kill(server.process.pid, signal.SIGKILL)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("journaled", ["00002-0-0", "00002-0-1"], ids=["between exchanges", "after train"])
+def test_a_killed_server_resumes_with_the_same_bits(tmp_path, journaled):
+    laid_out = lay_out_consortium(tmp_path / "consortium", "fediic")
+    local = run_tiny(tmp_path / "local", "fediic", *SETTINGS)
+    folder = tmp_path / "run"
+    with impatient(), running_sites(laid_out):  # the server brings its own SuperLink
+        crash(laid_out, folder, "fediic", journaled)
+        assert len(events(folder, "round")) < 3
+        with start_server(laid_out, folder, "fediic", *SETTINGS, resume=True) as server:
+            assert finish(server, LONG) == 0, server.tail(30)
+    assert_same_bits(server_state(local), server_state(folder))
+    assert (folder / "report.html").exists()

@@ -1,0 +1,517 @@
+"""Studies: the same bits however runs share a process or are interrupted, and tables that say what the events say."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+from equipoise.errors import UserError
+from equipoise.methods import method_names
+from equipoise.runs import execute
+from equipoise.study import load_study, study_names
+from equipoise.study import runner as runner_module
+from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid
+from equipoise.study.report import render, write_study
+from equipoise.study.results import collect
+from equipoise.study.runner import is_finished, run_grid
+from equipoise.study.statistics import compare_with_best, ranks, spread
+from equipoise.study.tables import summary, to_csv, to_latex, to_markdown
+from harness import all_state, assert_same_bits, events
+
+CHROMIUM = shutil.which("chromium")
+TINY = {
+    "name": "tiny",
+    "settings": {
+        "train": {"rounds": 3, "batch_size": 8},
+        "data": {"phantom": {"images": 90, "sites": 2, "classes": 3, "size": 16}},
+        "augment": {"name": "flips"},
+        "net": {"dropout": 0.5},
+        "compute": {"device": "cpu"},
+    },
+    "row": [{"name": "fedavg", "method": "fedavg"}, {"name": "local", "method": "local"}],
+}
+
+
+def tiny_study(**changes: Any) -> StudyConfig:
+    return StudyConfig.model_validate(TINY | changes)
+
+
+def planned(study: StudyConfig, folder: Path, **choice: Any) -> list[Any]:
+    return [(cell, cell_config(study, cell)) for cell in grid(study, folder, **choice)]
+
+
+class Silent:
+    """A display that shows nothing; an observer may be given for every run."""
+
+    def __init__(self, observer: Any = None):
+        self.observer = observer
+        self.endings: dict[str, str] = {}
+
+    def started(self, cell, config):
+        return self
+
+    def ended(self, cell, how):
+        self.endings[cell.label] = how
+
+    def event(self, event, **fields):
+        if self.observer:
+            self.observer(event, fields)
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The tiny study's runs, each alone and without a study around it."""
+    folder = tmp_path_factory.mktemp("straight")
+    for cell, config in planned(tiny_study(), folder):
+        execute(config, cell.folder)
+    return folder
+
+
+def assert_same_runs(first: Path, second: Path) -> None:
+    for name in ("fedavg-seed1", "local-seed1"):
+        one, other = first / "runs" / name, second / "runs" / name
+        assert_same_bits(all_state(one), all_state(other))
+        assert events(one, "evaluation") == events(other, "evaluation")
+        assert events(one, "final") == events(other, "final")
+
+
+def test_runs_that_share_a_process_have_the_bits_of_runs_alone(straight, tmp_path):
+    outcome = run_grid(planned(tiny_study(), tmp_path), Silent(), together=2, keep=True)
+    assert sorted(outcome.finished) == ["fedavg-seed1", "local-seed1"]
+    assert_same_runs(straight, tmp_path)
+
+
+def test_a_killed_study_goes_on_with_the_same_bits(straight, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(event, fields):
+        if event == "round" and fields["round"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_grid(planned(tiny_study(), tmp_path), Silent(kill), together=2, keep=True)
+    with (tmp_path / "runs" / "fedavg-seed1" / "events.jsonl").open("a") as file:
+        file.write('{"event": "evalu')  # what kill -9 leaves of a line
+    assert not is_finished(tmp_path / "runs" / "fedavg-seed1")
+    run_grid(planned(tiny_study(), tmp_path), Silent(), keep=True)
+    assert [e["round"] for e in events(tmp_path / "runs" / "fedavg-seed1", "resumed")] == [1]
+    assert_same_runs(straight, tmp_path)
+
+
+def test_a_limit_stops_runs_after_a_saved_round_and_the_next_call_goes_on(straight, tmp_path, monkeypatch):
+    clock = {"now": 0.0}
+    monkeypatch.setattr(runner_module.time, "monotonic", lambda: clock["now"])
+
+    def tick(event, fields):
+        clock["now"] += 10 if event == "round" else 0
+
+    cells = planned(tiny_study(), tmp_path)
+    first = run_grid(cells, Silent(tick), limit_seconds=25, keep=True)
+    assert first.stopped == ["fedavg-seed1", "local-seed1"] and not first.finished
+    assert (tmp_path / "runs" / "fedavg-seed1" / "checkpoints" / "round-00002").is_dir()
+    assert not (tmp_path / "runs" / "local-seed1").exists(), "nothing new is begun when the time is up"
+    second = run_grid(cells, Silent(), keep=True)
+    assert sorted(second.finished) == ["fedavg-seed1", "local-seed1"]
+    assert_same_runs(straight, tmp_path)
+
+
+def test_finished_runs_are_left_alone_and_refused_under_other_settings(tmp_path):
+    study = tiny_study(row=[TINY["row"][0]])
+    run_grid(planned(study, tmp_path), Silent())
+    folder = tmp_path / "runs" / "fedavg-seed1"
+    assert not (folder / "checkpoints").exists() and (folder / "models").exists()
+    before = (folder / "events.jsonl").stat().st_mtime_ns
+    run_grid(planned(study, tmp_path), Silent())
+    assert (folder / "events.jsonl").stat().st_mtime_ns == before
+    other = tiny_study(row=[TINY["row"][0] | {"settings": {"train": {"epochs": 2}}}])
+    with pytest.raises(UserError, match=r"train\.epochs = 1, now 2"):
+        run_grid(planned(other, tmp_path), Silent())
+
+
+def test_one_failing_run_leaves_the_others_their_turn(tmp_path):
+    rows = [{"name": "bad", "method": "fedavg", "settings": {"train": {"min_sites": 9}}}, TINY["row"][1]]
+    display = Silent()
+    outcome = run_grid(planned(tiny_study(row=rows), tmp_path), display)
+    assert outcome.finished == ["local-seed1"] and "min_sites" in display.endings["bad-seed1"]
+    with pytest.raises(UserError, match=r"bad-seed1: train\.min_sites = 9"):
+        outcome.complain()
+
+
+def test_sharing_refuses_runs_that_compute_differently(tmp_path):
+    rows = [TINY["row"][0], TINY["row"][1] | {"settings": {"compute": {"threads": 2}}}]
+    with pytest.raises(UserError, match="same compute settings"):
+        run_grid(planned(tiny_study(row=rows), tmp_path), Silent(), together=2)
+
+
+# ---- study files -----------------------------------------------------------------------------------------------------
+
+
+def test_grid_fills_first_seeds_before_second_ones_and_keeps_later_ones_for_the_full_grid(tmp_path):
+    rows = [
+        {"name": "a", "method": "fedavg", "seeds": [1, 2], "later": [3]},
+        {"name": "b", "method": "fedavg"},
+        {"name": "c", "method": "fedavg", "seeds": [], "later": [1]},
+    ]
+    study = tiny_study(row=rows, seeds=[7])
+    assert [cell.label for cell in grid(study, tmp_path)] == ["a-seed1", "b-seed7", "a-seed2"]
+    full = [cell.label for cell in grid(study, tmp_path, full=True)]
+    assert full == ["a-seed1", "b-seed7", "c-seed1", "a-seed2", "a-seed3"]
+    assert [cell.label for cell in grid(study, tmp_path, only=["c"], seeds=[4])] == ["c-seed4"]
+    with pytest.raises(UserError, match="no row 'd'; rows: a, b, c"):
+        grid(study, tmp_path, only=["d"])
+
+
+def test_settings_of_command_line_row_data_set_and_study_override_each_other_in_this_order(tmp_path):
+    study = tiny_study(
+        settings={"train": {"rounds": 9, "epochs": 9, "batch_size": 9}},
+        data=[{"name": "small", "settings": {"train": {"epochs": 8, "batch_size": 8}}}],
+        row=[{"name": "a", "method": "fedprox", "settings": {"train": {"batch_size": 7}, "fedprox": {"mu": 0.5}}}],
+    )
+    (cell,) = grid(study, tmp_path)
+    config = cell_config(study, cell, ["train.rounds=3"])
+    assert (config.train.rounds, config.train.epochs, config.train.batch_size) == (3, 8, 7)
+    assert config.methods["fedprox"] == {"mu": 0.5} and config.method == "fedprox"
+    assert cell.folder == tmp_path / "runs" / "small" / "a-seed1"
+
+
+@given(
+    st.recursive(
+        st.one_of(st.integers(-5, 5), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3)),
+        lambda values: st.dictionaries(st.from_regex(r"\A[a-z]{1,4}\Z"), values, min_size=1, max_size=3),
+        max_leaves=6,
+    ).filter(lambda value: isinstance(value, dict))
+)
+def test_nested_tables_survive_as_settings(table):
+    from equipoise.config import override
+
+    assert override({}, list(as_settings(table))) == table
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "colour: unknown key"),
+        ({"row": [{"name": "a", "method": "fedavg"}] * 2}, "two rows are called a"),
+        ({"row": []}, "needs rows"),
+        ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.0.name"),
+        ({"metrics": ["f1"]}, "metrics.0"),
+    ],
+)
+def test_a_faulty_study_file_is_told_by_place(tmp_path, change, message):
+    import tomli_w
+
+    path = tmp_path / "study.toml"
+    path.write_text(tomli_w.dumps(TINY | change))
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_study(str(path))
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_shipped_studies_are_valid_row_by_row(name, tmp_path):
+    study = load_study(name)
+    assert study.name == name and study.title
+    for cell in grid(study, tmp_path, full=True):
+        config = cell_config(study, cell)
+        assert not deviations(config, config.model_dump(mode="json"))
+    unreached = {row.name for row in study.rows} - {cell.row.name for cell in grid(study, tmp_path, full=True)}
+    assert not unreached
+
+
+def test_the_papers_first_wave_is_what_was_agreed():
+    rows = {row.name: row for row in load_study("prr-dermoscopy").rows}
+    parts = ["", "+pfa", "+det", "+cpa_global", "+cpa_local", "+cpa"]
+    table4 = [f"fedbn{part}" for part in parts] + ["prr-det", "prr-pfa", "prr-cpa", "prr"]
+    assert [name for name, row in rows.items() if "Table IV" in row.tables] == table4
+    assert all(rows[name].seeds == (1, 2, 3) for name in ("fedavg", "fedbn", "fml", "prr"))
+    assert rows["prr"].paper == {"macro_f1": 72.82, "balanced_auc": 89.20}
+
+
+def test_the_study_over_all_methods_has_every_registered_one():
+    assert [row.name for row in load_study("phantom-all").rows] == method_names()
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_spread_is_mean_and_sample_deviation_of_what_is_known():
+    found = spread([1.0, None, 2.0, 6.0])
+    assert found is not None
+    assert (found.mean, found.n) == (3.0, 3) and found.std == pytest.approx(np.sqrt(7))
+    assert spread([4.0]).std is None and spread([None]) is None
+
+
+def test_comparisons_pair_by_seed_and_correct_over_rows():
+    values = {
+        "best": {1: 70.0, 2: 72.0, 3: 71.0, 4: 73.0},
+        "near": {3: 70.5, 1: 69.0, 2: 71.0, 4: 72.5},
+        "far": {1: 50.0, 2: 54.0, 3: 49.0, 4: 55.0},
+        "short": {1: 99.0, 2: 99.0},
+    }
+    found = {comparison.other: comparison for comparison in compare_with_best(values)}
+    assert set(found) == {"near", "far"} and {c.best for c in found.values()} == {"best"}
+    raw = {name: stats.ttest_rel([70, 72, 71, 73], [values[name][s] for s in (1, 2, 3, 4)]).pvalue for name in found}
+    assert found["near"].t_test == pytest.approx(raw["near"]) and found["near"].difference == pytest.approx(0.75)
+    smaller, larger = sorted(raw, key=lambda name: raw[name])
+    assert found[smaller].t_test_holm == pytest.approx(min(2 * raw[smaller], 1))
+    assert found[larger].t_test_holm == pytest.approx(max(2 * raw[smaller], raw[larger]))
+    assert found["far"].wilcoxon == pytest.approx(0.125)
+
+
+def test_the_lowest_is_best_for_errors():
+    values = {"calm": {1: 2.0, 2: 2.5, 3: 2.2}, "wild": {1: 9.0, 2: 8.0, 3: 9.5}}
+    assert compare_with_best(values, higher=False)[0].best == "calm"
+
+
+@given(st.lists(st.lists(st.floats(0, 100), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_ranks_of_each_block_add_up_and_the_best_is_first(table):
+    values = {f"row{place}": dict(enumerate(row)) for place, row in enumerate(table)}
+    found = ranks(values)
+    for block in range(3):
+        column = {name: own[block] for name, own in found.items()}
+        assert sum(column.values()) == pytest.approx(len(table) * (len(table) + 1) / 2)
+        best = max(values, key=lambda name: values[name][block])
+        assert column[best] == min(column.values())
+
+
+def test_ranks_leave_out_blocks_that_a_row_lacks():
+    assert ranks({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}}) == {"a": {"x": 2.0}, "b": {"x": 1.0}}
+
+
+# ---- tables and report, on made-up runs ------------------------------------------------------------------------------
+
+CLASSES = ["nevus", "melanoma", "vascular"]
+SITES = ("Vienna", "Sydney")
+SCORES = {"fedavg": {1: 50.0, 2: 52.0, 3: 54.0}, "prr": {1: 70.0, 2: 73.0, 3: 73.0}, "local": {1: 40.0}}
+VIEWS = {"fedavg": ("global",), "prr": ("global", "personal"), "local": ("personal",)}
+PAPER = {"prr": {"macro_f1": 72.82}}
+
+
+def made_up_study(**changes: Any) -> StudyConfig:
+    rows = [
+        {"name": name, "method": name, "seeds": list(SCORES[name]), "paper": PAPER.get(name, {})} for name in SCORES
+    ]
+    rows[1]["paper_cohort"] = {"macro_f1": 50.24}
+    rows.append({"name": "central", "method": "central", "note": "for later"})
+    facts = {"name": "made-up", "title": "Made-up scores", "paper": "Table II", "row": rows, "differs": ["64 px."]}
+    return StudyConfig.model_validate(facts | {"metrics": ["macro_f1", "ece"]} | changes)
+
+
+def made_up_events(study: StudyConfig, cell: Any, view_gain: float = -5.0) -> list[dict[str, Any]]:
+    """A finished run whose mean macro F1 is that of SCORES (global models 5 points lower where there are two views)."""
+    name, seed = cell.row.name, cell.seed
+    value = SCORES[name][seed] / 100
+    config = cell_config(study, cell).model_dump(mode="json")
+    counts = [{"name": site, "train": [80, 15, 5], "valid": [8, 2, 0], "test": [16, 3, 1]} for site in SITES]
+    start = {"run": cell.label, "method": cell.row.method, "classes": CLASSES, "sites": counts, "parameters": 98_000}
+    lines = [{"event": "start", "config": config, "channels": 3, "image_size": 32, "version": "0.1.0", **start}]
+
+    def scored(f1: float) -> dict[str, Any]:
+        metrics = {"macro_f1": f1, "balanced_accuracy": f1, "accuracy": f1, "balanced_auc": f1, "ece": 1 - f1}
+        recall = [f1, f1 / 2, None]
+        return {"metrics": metrics | {"worst_class_recall": f1 / 2, "loss": 1.0}, "recall": recall, "n": 20}
+
+    for number in range(4):
+        if number:
+            work = {site: {"seconds": 1.0, "sent": 1000, "received": 500, "loss": 1.0} for site in SITES}
+            lines.append({"event": "round", "round": number, "seconds": 2.0, "sites": work, "missing": {}})
+        for view in (*VIEWS[name], "trained")[: None if number else -1]:
+            gain = 0.02 if view == "trained" else 0.0
+            for site in SITES:
+                told = {"round": number, "part": "valid", "view": view, "site": site}
+                lines.append({"event": "evaluation", **told, **scored(value * number / 3 + gain)})
+    chosen = {"rule": "best", "round": 3, "view": VIEWS[name][-1]}
+    lines.append({"event": "selection", "metric": "balanced_accuracy", "value": value, **chosen})
+    for view in VIEWS[name]:
+        f1 = value + (view_gain / 100 if view == "global" and len(VIEWS[name]) > 1 else 0)
+        final = {"event": "final", "part": "test", "rule": "best", "round": 3, "view": view}
+        for site, shift in zip(SITES, (0.1, -0.1)):
+            lines.append({**final, "scope": "site", "site": site, **scored(f1 + shift)})
+        lines += [{**final, "scope": scope, "site": None, **scored(f1)} for scope in ("mean", "pooled")]
+    cohort = {"event": "final", "part": "test", "rule": "best", "round": 3, "view": VIEWS[name][-1]}
+    lines.append({**cohort, "scope": "cohort", "site": "Graz", **scored(0.3)})
+    return [*lines, {"event": "end", "seconds": 12.0}]
+
+
+def make_up(study: StudyConfig, folder: Path) -> StudyConfig:
+    for cell in grid(study, folder):
+        if cell.row.name in SCORES:
+            cell.folder.mkdir(parents=True)
+            lines = [json.dumps(line) for line in made_up_events(study, cell)]
+            (cell.folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return study
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory) -> Path:
+    """The folder of a study with three methods, one of them personal, and one still to run; everything is written."""
+    folder = tmp_path_factory.mktemp("made-up")
+    write_study(make_up(made_up_study(), folder), folder)
+    return folder
+
+
+def rows_of(folder: Path) -> dict[str, Any]:
+    return {row["method"]: row for row in json.loads((folder / "summary.json").read_text())["rows"]}
+
+
+def test_summary_gives_mean_deviation_and_number_of_seeds_in_per_cent(made_up):
+    rows = rows_of(made_up)
+    assert rows["fedavg"]["macro_f1"] == {"mean": pytest.approx(52.0), "std": pytest.approx(2.0), "n": 3}
+    assert rows["local"]["macro_f1"] == {"mean": pytest.approx(40.0), "std": None, "n": 1}
+    keys = {"macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"}
+    assert all(keys <= row.keys() for row in rows.values())
+    whole = json.loads((made_up / "summary.json").read_text())
+    assert (whole["study"], whole["scope"], whole["not_run"]) == ("made-up", "sites", ["central"])
+    assert "best validation balanced accuracy" in whole["rule"] and "Test data took no part" in whole["rule"]
+    assert whole["differs"] == ["64 px."]
+
+
+def test_scope_decides_between_personal_and_global_models(made_up, tmp_path):
+    assert rows_of(made_up)["prr"]["view"] == "personal"
+    assert rows_of(made_up)["prr"]["macro_f1"]["mean"] == pytest.approx(72.0)
+    common = make_up(made_up_study(scope="common"), tmp_path)
+    rows = {row["method"]: row for row in summary(collect(common, tmp_path))["rows"]}
+    assert rows["prr"]["view"] == "global" and rows["prr"]["macro_f1"]["mean"] == pytest.approx(67.0)
+    assert rows["local"]["view"] == "personal", "a method without a global model shows its personal ones"
+
+
+def test_summary_has_sites_cohorts_costs_and_ranks(made_up):
+    row = rows_of(made_up)["prr"]
+    assert row["sites"]["Vienna"]["macro_f1"]["mean"] == pytest.approx(82.0)
+    assert row["cohorts"]["Graz"]["macro_f1"]["mean"] == pytest.approx(30.0)
+    assert row["cohorts"]["Graz"]["paper"] == {"macro_f1": 50.24}
+    assert row["cost"]["sent_per_round"] == 1000 and row["cost"]["seconds_per_round"] == 2.0
+    assert row["cost"]["relative_seconds"] == 1.0 and row["cost"]["flops_per_image"] > 1e6
+    assert row["recall"] == {
+        "nevus": {"mean": pytest.approx(72.0), "std": pytest.approx(np.sqrt(3)), "n": 3},
+        "melanoma": {"mean": pytest.approx(36.0), "std": pytest.approx(np.sqrt(3) / 2), "n": 3},
+    }
+    assert json.loads((made_up / "summary.json").read_text())["mean_ranks"] == {"fedavg": 2.0, "prr": 1.0, "local": 3.0}
+
+
+def test_tests_are_between_the_best_and_rows_with_seeds_enough(made_up):
+    (test,) = json.loads((made_up / "summary.json").read_text())["tests"][""]
+    expected = stats.ttest_rel(list(SCORES["prr"].values()), list(SCORES["fedavg"].values())).pvalue
+    assert (test["best"], test["other"], test["pairs"]) == ("prr", "fedavg", 3)
+    assert test["t_test"] == pytest.approx(expected) and test["wilcoxon"] == pytest.approx(0.25)
+
+
+def test_pairs_over_seeds_and_sites_where_the_study_asks(tmp_path):
+    study = make_up(made_up_study(pairs="seeds and sites"), tmp_path)
+    (test,) = collect(study, tmp_path).comparisons[""]
+    assert test.pairs == len(SITES) * len(SCORES["prr"])
+
+
+def test_every_table_carries_the_rule_and_the_papers_number(made_up):
+    study = made_up_study()
+    results = collect(study, made_up)
+    rule = "Reported is the round with the best validation balanced accuracy"
+    for text in (to_latex(results), to_markdown(results), render(results), to_csv(results)):
+        assert rule in text
+    latex = to_latex(results)
+    assert r"\textbf{72.00 $\pm$ 1.73} & 72.82" in latex and "Differs from the paper: 64 px." in latex
+    assert r"52.00 $\pm$ 2.00$^\dagger$" in latex, "the t-test tells fedavg from prr, Wilcoxon's cannot with 3 pairs"
+    line = next(row for row in csv.DictReader(io.StringIO(to_csv(results))) if row["method"] == "prr")
+    assert float(line["macro_f1"]) == pytest.approx(72.0) and line["macro_f1_paper"] == "72.82"
+
+
+def test_what_runs_changed_against_the_study_file_is_stated(made_up):
+    other = made_up_study(settings={"train": {"rounds": 250}})
+    assert collect(other, made_up).deviations == ["train.rounds = 20 instead of 250 (all runs)"]
+
+
+def test_database_has_a_row_per_run_site_class_and_metric(made_up):
+    base = sqlite3.connect(made_up / "study.sqlite")
+    assert base.execute("SELECT count(*) FROM runs").fetchone() == (7,)
+    found = base.execute(
+        "SELECT seed, value FROM results WHERE row = 'prr' AND scope = 'site' AND site = 'Vienna' "
+        "AND view = 'personal' AND class = 'melanoma' AND metric = 'recall' ORDER BY seed"
+    ).fetchall()
+    assert found == [(1, pytest.approx(0.4)), (2, pytest.approx(0.415)), (3, pytest.approx(0.415))]
+    assert base.execute("SELECT max(round), count(DISTINCT site) FROM curves").fetchone() == (3, 2)
+    assert base.execute("SELECT sum(sent) FROM traffic WHERE run = 'local-seed1'").fetchone() == (6000,)
+
+
+FIGURES = [
+    "data1-scores",
+    "data1-learning",
+    "data1-recall",
+    "data1-retrogress",
+    "data1-cost",
+    "data1-federation",
+    "ranks",
+]
+
+
+def test_report_is_one_file_with_every_figure_and_number(made_up):
+    page = (made_up / "report.html").read_text()
+    for name in FIGURES:
+        assert f'<figure id="{name}"' in page
+    assert "72.00 ± 1.73" in page and "Not run yet: central" in page and "Graz" in page
+    assert not re.search(r'(src|href)="https?:', page) and "<script" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the report in a browser")
+def test_report_opens_in_a_browser_without_an_error(made_up, tmp_path):
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    address = (made_up / "report.html").resolve().as_uri()
+    shown = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path}", address], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "CONSOLE" not in shown.stderr, "a script or a resource failed"
+    for name in FIGURES:
+        start = shown.stdout.index(f'<figure id="{name}"')
+        assert "<svg" in shown.stdout[start : shown.stdout.index("</figure>", start)]
+
+
+def test_a_study_without_finished_runs_still_writes_its_tables(tmp_path):
+    results = write_study(made_up_study(), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["rows"] == []
+    assert len(results.rows) == 4 and "Not run yet: fedavg" in (tmp_path / "report.html").read_text()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> Any:
+    import typer
+
+    from equipoise.study.cli import study
+
+    app = typer.Typer()
+    app.command()(study)
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+
+
+def test_command_runs_chosen_rows_and_writes_the_report(tmp_path):
+    import tomli_w
+
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(TINY))
+    done = command(str(tmp_path / "tiny.toml"), "--out", str(tmp_path), "--only", "local", "--set", "train.rounds=1")
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads((tmp_path / "tiny" / "runs" / "local-seed1" / "config.toml").read_text())
+    assert config["train"]["rounds"] == 1
+    summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
+    assert [row["method"] for row in summary["rows"]] == ["local"] and summary["not_run"] == ["fedavg"]
+    assert (tmp_path / "tiny" / "report.html").is_file()
+
+
+def test_command_lists_the_studies():
+    shown = command("list")
+    assert shown.exit_code == 0 and all(name[:12] in shown.output for name in study_names())
