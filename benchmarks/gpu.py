@@ -213,7 +213,8 @@ def slot_scaling(device: str) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     for slots in (1, 2, 4, 8, 16):
         rows.append({"slots": slots, **engine_speed(config, federation, 2, slots, device)})
-        print(f"{slots:>3} slots {rows[-1]['img_s']:8.0f} img/s   x{rows[-1]['img_s'] / rows[0]['img_s']:.1f}", flush=True)
+        ratio = rows[-1]["img_s"] / rows[0]["img_s"]
+        print(f"{slots:>3} slots {rows[-1]['img_s']:8.0f} img/s   x{ratio:.1f}", flush=True)
     return rows
 
 

@@ -6,12 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from harness import TINY, tiny_config
 
 from equipoise.config import Config
 from equipoise.deploy.flower_api import Link
@@ -20,7 +18,9 @@ from equipoise.deploy.policy import policy_for
 from equipoise.deploy.processes import Child
 from equipoise.deploy.server import conduct, running_superlink
 from equipoise.deploy.settings import ServerFile
+from equipoise.engine.loop import Observer
 from equipoise.methods import get_method
+from harness import TINY, tiny_config
 
 IMPATIENT = str(Path(__file__).parent / "impatient")
 
@@ -36,16 +36,20 @@ class Consortium:
 
     @property
     def settings(self) -> ServerFile:
+        """What the server's file says."""
         return ServerFile.read(self.server)
 
     def start(self, site: str) -> None:
+        """Start a site's process."""
         self.sites[site] = start_site(self.files[site])
 
     def stop(self) -> None:
+        """End all sites' processes."""
         for child in self.sites.values():
             child.stop()
 
-    def run(self, config: Config, folder: Path, observers=()) -> Path:
+    def run(self, config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Path:
+        """Run a config with the sites; the server is this process."""
         assert self.link is not None
         return conduct(config, self.settings, folder, self.link, observers=observers)
 

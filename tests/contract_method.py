@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,15 @@ class ContractServer(Server):
 class ContractClient(Client):
     """Personal head, control of gradients, two phases, a frozen reference, extra fields in batches."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "count": {"counts": "images per class"},
         "survey": {"loss": "summed loss per class", "count": "images per class"},
-        "train": {"model": "body", "examples": "number of images", "seen": "sum of what it was sent", "stage": "a word"},
+        "train": {
+            "model": "body",
+            "examples": "number of images",
+            "seen": "sum of what it was sent",
+            "stage": "a word",
+        },
     }
     views = ("global", "personal")
     image_views = 2

@@ -38,9 +38,7 @@ def tiny_federation(config: Config) -> Federation:
     return load_federation(config.data, config.seed)
 
 
-def run_tiny(
-    folder: Path, method: str | Method = "fedavg", *settings: str, resume: bool = False
-) -> Path:
+def run_tiny(folder: Path, method: str | Method = "fedavg", *settings: str, resume: bool = False) -> Path:
     """Run a method on the tiny phantom; gives the run folder."""
     known = method if isinstance(method, str) else "fedavg"
     config = tiny_config(known, *settings)

@@ -1,67 +1,70 @@
-"""Sites without a network, for tests: a post that hands parcels to offices in this process, through Flower's records."""
+"""Sites without a network, for tests: a post that hands parcels, as Flower's records, to offices in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import tiny_config, tiny_federation
-
 from equipoise.config import Config
 from equipoise.data import Federation
 from equipoise.deploy.descriptions import agreed_federation, describe, hosts
 from equipoise.deploy.office import Office
 from equipoise.deploy.policy import policy_for
+from equipoise.deploy.records import from_records, to_records
 from equipoise.engine.flower import FlowerEngine, FlowerOptions, Roster
 from equipoise.engine.loop import Run
 from equipoise.engine.parcels import Parcel
 from equipoise.engine.protocol import SiteFailure
 from equipoise.methods import get_method
+from harness import tiny_config, tiny_federation
 
 
 class Postbox:
-    """Delivers parcels to offices at once; tests change what a site sends by overriding `carry`."""
+    """Delivers parcels to offices at once; tests change what a site does by overriding `carry`."""
 
     def __init__(self, offices: dict[str, Office]):
         self.offices = offices
-        self.bytes = 0
+        self.carried: list[tuple[str, dict]] = []
 
     def exchange(self, parcels: Sequence[tuple[str, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:
-        return [self.carry(site, parcel) for site, parcel in parcels]
+        return [self.carry(site, from_records(to_records(parcel))) for site, parcel in parcels]
+
+    def gather(self, sites: Sequence[str], enough: int, patience: float) -> list[str]:
+        return []
 
     def carry(self, site: str, parcel: Parcel) -> Parcel | SiteFailure:
-        reply = self.offices[site].answer(parcel)
-        self.bytes += parcel.size + reply.size
-        return reply
+        self.carried.append((site, parcel.header))
+        return from_records(to_records(self.offices[site].answer(parcel)))
 
 
-def make_offices(folder: Path, config: Config, federation: Federation) -> dict[str, Office]:
-    """An office for every site, each with its own folder and a policy that allows the config's method."""
-    policy = policy_for(get_method(config.method).client_class(config))
-    return {
-        site.name: Office(site.name, federation, folder / "hospitals" / site.name, policy)
-        for site in federation.training_sites()
-    }
+class Hospitals:
+    """A tiny federation whose sites have offices and folders of their own, and the runs they take part in."""
 
+    def __init__(self, folder: Path, method: str = "fedavg", *settings: str, post: type[Postbox] = Postbox):
+        self.folder = folder
+        self.config: Config = tiny_config(method, *settings)
+        self.federation: Federation = tiny_federation(self.config)
+        self.post = post({site.name: self.office(site.name) for site in self.federation.training_sites()})
 
-def flower_run(
-    folder: Path, post: Postbox, config: Config, federation: Federation, options: FlowerOptions | None = None, observers=()
-) -> Run:
-    """A run whose sites are reached through a post."""
-    told = [describe(site, federation) for site in post.offices]
-    roster = Roster("test", tuple(post.offices), hosts(told))
+    def office(self, site: str) -> Office:
+        """A site's office; a second one finds what the first left on disk, as after a restart."""
+        policy = policy_for(get_method(self.config.method).client_class(self.config))
+        return Office(site, self.federation, self.records(site), policy)
 
-    def engine(method, setting, _, run_folder):
-        return FlowerEngine(method, setting, run_folder, post, roster, options or FlowerOptions())
+    def records(self, site: str) -> Path:
+        """Where a site keeps its state."""
+        return self.folder / "hospitals" / site
 
-    method = get_method(config.method)
-    return Run(config, method, agreed_federation(config.data.name, told), folder, observers, engine=engine)
+    def run(
+        self, options: FlowerOptions | None = None, resume: bool = False, observers: Sequence[Observer] = ()
+    ) -> Path:
+        """Run the config to the end; gives the run folder."""
+        told = [describe(site, self.federation) for site in self.post.offices]
+        roster = Roster("test", tuple(self.post.offices), hosts(told))
 
+        def engine(method, setting, _, folder):
+            return FlowerEngine(method, setting, folder, self.post, roster, options or FlowerOptions())
 
-def run_by_post(folder: Path, method: str = "fedavg", *settings: str, options: FlowerOptions | None = None) -> Postbox:
-    """Run a method on the tiny phantom with every site behind a post; gives the post."""
-    config = tiny_config(method, *settings)
-    federation = tiny_federation(config)
-    post = Postbox(make_offices(folder, config, federation))
-    flower_run(folder, post, config, federation, options).execute()
-    return post
+        method, federation = get_method(self.config.method), agreed_federation("tiny", told)
+        Run(self.config, method, federation, self.folder / "run", engine=engine).execute(resume)
+        return self.folder / "run"

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 from equipoise.engine.contract import Client
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import SiteFailure
 from equipoise.methods import get_method, method_names
+from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 METHODS = method_names()
 FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=false")

@@ -244,9 +244,7 @@ class Shift(Photometric):
 # Geometry
 
 
-def turned(
-    images: Tensor, degrees: float, growth: float = 1.0, across: float = 0.0, down: float = 0.0
-) -> Tensor:
+def turned(images: Tensor, degrees: float, growth: float = 1.0, across: float = 0.0, down: float = 0.0) -> Tensor:
     numbers = (math.radians(degrees), growth, across, down)
     maps = similarity(*(torch.full((len(images),), number).double() for number in numbers), images)
     size = images.shape[-1]
@@ -275,9 +273,7 @@ def test_shift_and_growth_move_the_image_as_they_say():
     moved = turned(images, 0, across=0.5, down=-0.2)  # of a half-width: 5 pixels right, 2 up
     assert_levels(moved[..., :18, 5:], images.float()[..., 2:, :15], within=0.01)
     doubled = turned(images, 0, growth=2.0)
-    expected = torch.nn.functional.interpolate(
-        images[..., 5:15, 5:15].float(), scale_factor=2, mode="bilinear"
-    )
+    expected = torch.nn.functional.interpolate(images[..., 5:15, 5:15].float(), scale_factor=2, mode="bilinear")
     assert_levels(doubled[..., 2:-2, 2:-2], expected[..., 2:-2, 2:-2], within=0.01)
 
 

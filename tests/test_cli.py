@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import TINY, all_state, assert_same_bits, events
 from PIL import Image
 
 from equipoise import cli
+from harness import TINY, all_state, assert_same_bits, events
 
 QUICK = [f"--set={setting}" for setting in TINY]
 
@@ -138,9 +138,11 @@ def test_labels_outside_the_class_list_and_empty_classes_are_named(equipoise):
 
 def test_a_site_without_training_images_is_named(equipoise):
     write_images(Path("images"), {"a": 8, "b": 8})
-    rows = [f"images/{c}/{c}{i}.png,{c},{'here' if i < 6 else 'there'},{'train' if i < 5 else 'test'}" for c in "ab" for i in range(8)]
+    places = [("here" if i < 6 else "there", "train" if i < 5 else "test") for i in range(8)]
+    rows = [f"images/{c}/{c}{i}.png,{c},{site},{part}" for c in "ab" for i, (site, part) in enumerate(places)]
     Path("list.csv").write_text("path,label,site,split\n" + "\n".join(rows))
-    base = ("run", "--data", "manifest:list.csv", "--out", "out", "--rounds", "1", "--set", "data.store='store'", "--set", "data.size=16")
+    settings = ("--set", "data.store='store'", "--set", "data.size=16")
+    base = ("run", "--data", "manifest:list.csv", "--out", "out", "--rounds", "1", *settings)
     code, _, err = equipoise(*base, "--set", "data.training_sites=['here','there']")
     assert code == 2 and "there" in err and not Path("out").exists()
     code, _, _ = equipoise(*base)

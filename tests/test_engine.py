@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contract_method
 import pytest
 import torch
-from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config, tiny_federation
 
+import contract_method
 from equipoise.engine.contract import Client, Method
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
@@ -14,6 +13,16 @@ from equipoise.engine.training import cut
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from harness import (
+    all_state,
+    assert_same_bits,
+    events,
+    run_tiny,
+    server_state,
+    site_states,
+    tiny_config,
+    tiny_federation,
+)
 
 CONTRACT = contract_method.METHOD
 MEAN = ("evaluation.rule='mean_last'", "evaluation.last=3")
@@ -250,9 +259,7 @@ def test_selection_takes_the_best_validation_round(tmp_path):
 
 
 def test_mean_of_the_last_rounds_averages_their_test_scores(tmp_path):
-    folder = run_tiny(
-        tmp_path, "fedavg", "train.rounds=4", "evaluation.rule='mean_last'", "evaluation.last=2"
-    )
+    folder = run_tiny(tmp_path, "fedavg", "train.rounds=4", "evaluation.rule='mean_last'", "evaluation.last=2")
     finals = {e["site"]: e["metrics"]["accuracy"] for e in events(folder, "final") if e["scope"] == "site"}
     tests = [e for e in events(folder, "evaluation") if e["part"] == "test"]
     assert {e["round"] for e in tests} == {3, 4}

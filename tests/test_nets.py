@@ -90,9 +90,7 @@ def test_groups_hold_every_tensor_once(name):
     assert set(named) == {"body", "head", "norm", "statistics"}
     assert sorted(name for names in named.values() for name in names) == sorted(net.state_dict())
     assert named["head"] == tuple(name for name in net.state_dict() if name.startswith("head."))
-    assert all(
-        name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in named["statistics"]
-    )
+    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in named["statistics"])
     assert all(net.get_parameter(name).ndim == 1 for name in named["norm"])
     assert len(named["statistics"]) * 2 == len(named["norm"]) * 3
 

@@ -24,6 +24,7 @@ from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
 from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid
+from equipoise.study.cost import net_cost
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
 from equipoise.study.runner import is_finished, run_grid
@@ -292,6 +293,14 @@ def test_ranks_of_each_block_add_up_and_the_best_is_first(table):
 
 def test_ranks_leave_out_blocks_that_a_row_lacks():
     assert ranks({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}}) == {"a": {"x": 2.0}, "b": {"x": 1.0}}
+
+
+def test_the_slim_vgg_costs_what_the_paper_says():
+    config = {"augment": {"size": None}, "net": {"name": "vgg16-slim"}}
+    cost = net_cost({"config": config, "image_size": 128, "channels": 3, "classes": ["nv", "bkl", "mel"]})
+    assert cost is not None
+    assert cost.flops == pytest.approx(1.96e9, rel=0.01)
+    assert cost.model_bytes / 2**20 == pytest.approx(9.10, rel=0.01)
 
 
 # ---- tables and report, on made-up runs ------------------------------------------------------------------------------

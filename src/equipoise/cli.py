@@ -1,4 +1,4 @@
-"""The command line: `equipoise run | report | methods | data | concepts | predict | demo`."""
+"""The command line: `equipoise run | study | report | methods | data | concepts | predict | server | site | ...`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from equipoise import __version__
+from equipoise.concepts.cli import concepts_app
 from equipoise.deploy import cli as deploy_cli
+from equipoise.deploy import cli as deploy_commands
 from equipoise.errors import UserError
+from equipoise.study.cli import study
 
 app = typer.Typer(
     name="equipoise",
@@ -23,10 +27,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-methods_app = typer.Typer(help="The methods: list them, or show one with its disclosure sheet.", invoke_without_command=True)
+methods_app = typer.Typer(help="The methods: list them, or show one with its disclosure sheet.")
 data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
+app.add_typer(concepts_app, name="concepts")
+app.command()(study)
+deploy_commands.mount(app)
 deploy_cli.mount(app)
 console = Console()
 
@@ -284,10 +291,10 @@ def main() -> None:
     try:
         app()
     except UserError as problem:
-        errors.print(f"[red]error:[/] {problem}", highlight=False, soft_wrap=True)
+        errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as problem:
-        errors.print(f"[red]error:[/] {problem}", highlight=False, soft_wrap=True)
+        errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2 if problem.errno in _USERS_ERRNOS else 1)
     except KeyboardInterrupt:
         errors.print("stopped; `--resume` goes on after the last complete round")

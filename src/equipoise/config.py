@@ -22,7 +22,6 @@ from equipoise.data.config import DataConfig
 from equipoise.errors import UserError
 from equipoise.nets.config import NetConfig
 
-
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -224,9 +223,7 @@ def read_raw(source: str | None) -> dict[str, Any]:
     elif Path(source).is_file():
         text = Path(source).read_text()
     else:
-        raise UserError(
-            f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}"
-        )
+        raise UserError(f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

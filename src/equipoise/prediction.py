@@ -14,11 +14,11 @@ from equipoise.config import Config, parse_config
 from equipoise.data.augment import build_augmentation
 from equipoise.data.raw import decode
 from equipoise.engine.contract import Batch, Setting
+from equipoise.engine.events import first_event
 from equipoise.engine.files import read_payload, safe_name
 from equipoise.engine.states import read_state
 from equipoise.errors import UserError
 from equipoise.methods import get_method, option_tables
-from equipoise.engine.events import first_event
 from equipoise.tasks import Classification
 
 
@@ -36,6 +36,7 @@ def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -
         task=Classification(start["classes"]),
         channels=start["channels"],
         image_size=start["image_size"],
+        device=torch.device("cpu"),
     )
     client = method.client_class(config)(setting)
     view, kept = _model(run, site, type(client).views_for(setting))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
@@ -43,7 +44,7 @@ class ProgressDisplay:
     def _on_start(self, fields: dict[str, Any]) -> None:
         self.metric = fields["config"]["evaluation"]["metric"]
         for warning in fields["warnings"]:
-            self.console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+            self.console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
 
     def _on_resumed(self, fields: dict[str, Any]) -> None:
         self.progress.update(self.task, completed=fields["round"])
@@ -57,7 +58,7 @@ class ProgressDisplay:
         more = f" and {len(fields['sites']) - 8} more" if len(fields["sites"]) > 8 else ""
         self.console.print(f"round {fields['round']:>4}  loss  {losses}{more}", highlight=False)
         for site, why in fields["missing"].items():
-            self.console.print(f"[yellow]round {fields['round']}: {site} left out:[/] {why}", highlight=False)
+            self.console.print(f"[yellow]round {fields['round']}: {site} left out:[/] {escape(why)}", highlight=False)
         self.progress.update(self.task, completed=fields["round"])
 
     def _on_evaluation(self, fields: dict[str, Any]) -> None:
@@ -70,7 +71,7 @@ class ProgressDisplay:
         self.console.print(f"selected round {fields['round']} ({fields['rule']}, {fields['metric']} on validation)")
 
     def _on_warning(self, fields: dict[str, Any]) -> None:
-        self.console.print(f"[yellow]warning:[/] {fields['text']}", highlight=False)
+        self.console.print(f"[yellow]warning:[/] {escape(fields['text'])}", highlight=False)
 
     def _show_scores(self) -> None:
         if self.scores:

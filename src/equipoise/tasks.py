@@ -72,9 +72,9 @@ class Classification(Task):
 
     def merge(self, counts: Sequence[Tensors]) -> Tensors:
         """Sums; AUC does not add up, so a pool has one only if raw scores are there (`with_scores`)."""
-        return {
-            key: torch.stack([c[key] for c in counts]).sum(0) for key in ("confusion", "calibration", "loss")
-        } | {"auc": torch.full((self.num_classes,), -1.0, dtype=torch.float64)}
+        return {key: torch.stack([c[key] for c in counts]).sum(0) for key in ("confusion", "calibration", "loss")} | {
+            "auc": torch.full((self.num_classes,), -1.0, dtype=torch.float64)
+        }
 
     def summary(self, counts: Tensors) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()

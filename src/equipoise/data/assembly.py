@@ -40,13 +40,18 @@ class Images:
         return replace(self, sites=np.full(len(self), site))
 
 
-def assemble(store: Store, config: DataConfig, seed: int) -> Federation:
-    """The federation of a store, with the splits, the partition and the limits that `config` asks for."""
+def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) -> Federation:
+    """The federation of a store, with the splits, the partition and the limits that `config` asks for.
+
+    Args:
+        whole: every class must have an image; one hospital of a federation may lack some
+    """
     index = store.index
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), np.array(index.splits))
     unseen = np.isin(everything.sites, index.cohorts)
     images, warnings = _assign_parts(everything.where(~unseen), np.array(index.clean)[~unseen], store, config)
-    _check_classes(images, index.classes)
+    if whole:
+        _check_classes(images, index.classes)
     images = _thin_long_tail(images, config, seed)
     scheme = config.partition or sources.load(config.name).PARTITION
     if scheme == "source":

@@ -17,19 +17,27 @@ Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a p
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
 
 
-def _need_flower() -> None:
+def _prepare() -> None:
+    """Flower must be there, and whoever ends this process ends Flower's processes with it."""
     try:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError("this command needs Flower: pip install 'equipoise[flower]'") from None
+    from equipoise.deploy.processes import end_orderly_on_termination
+
+    end_orderly_on_termination()
 
 
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
     from equipoise.runs import make_config
 
-    tables = {name: {k: v for k, v in value.items() if v is not None} for name, value in top.items() if isinstance(value, dict)}
-    plain = {name: value for name, value in top.items() if not isinstance(value, dict)}
-    return make_config(source, settings or [], **plain, **tables)
+    given = {name: _given(value) if isinstance(value, dict) else value for name, value in top.items()}
+    return make_config(source, settings or [], **given)
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """The options of a table that were given."""
+    return {name: value for name, value in table.items() if value is not None}
 
 
 def server(
@@ -44,7 +52,7 @@ def server(
     insecure: Insecure = False,
 ) -> None:
     """Run a config with the hospitals that a file names, and write the report."""
-    _need_flower()
+    _prepare()
     from equipoise.deploy.server import running_superlink
     from equipoise.deploy.settings import ServerFile
 
@@ -78,7 +86,7 @@ def site(
     insecure: Insecure = False,
 ) -> None:
     """Let a hospital take part: check its data and the connection, then answer the server until stopped."""
-    _need_flower()
+    _prepare()
     from equipoise.deploy.descriptions import describe
     from equipoise.deploy.settings import SiteFile
     from equipoise.deploy.site import check_connection, check_site, serve
@@ -105,7 +113,7 @@ def certificates(
     days: Annotated[int, typer.Option(min=1, help="how long certificates are valid")] = 365,
 ) -> None:
     """Make a small CA, the server's certificate, the coordinator's key and a key for every site."""
-    _need_flower()
+    _prepare()
     from equipoise.deploy.pilot import make_certificates
 
     server_file, files = make_certificates(out, f"0.0.0.0:{port}", hosts, sites, days)
@@ -117,7 +125,7 @@ def certificates(
 
 def pilot(
     source: Source = None,
-    sites: Annotated[int | None, typer.Option(min=1, help="number of sites, for the phantom and drawn partitions")] = None,
+    sites: Annotated[int | None, typer.Option(min=1, help="how many, for the phantom and drawn partitions")] = None,
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
     method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
     data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
@@ -126,26 +134,22 @@ def pilot(
     insecure: Insecure = False,
 ) -> None:
     """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
-    _need_flower()
+    _prepare()
     from equipoise.deploy.pilot import lay_out, running_sites
     from equipoise.deploy.server import running_superlink
     from equipoise.deploy.settings import ServerFile
 
     if (out / "events.jsonl").exists() or (out / "pilot").exists():
         raise UserError(f"{out} already holds a run; choose another --out")
-    config = _config(
-        source, settings, method=method, train={"rounds": rounds}, data={"name": data, "sites": sites, "phantom": _phantom(sites)}
-    )
+    phantom = None if sites is None else {"sites": sites}
+    where = {"name": data, "sites": sites, "phantom": phantom}
+    config = _config(source, settings, method=method, train={"rounds": rounds}, data=where)
     server_file, files = lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
     with running_superlink(known, insecure) as link, running_sites(files, insecure):
         console.print(f"SuperLink at {link.url}; {len(files)} sites start", highlight=False)
         _conduct(config, known, out, link, resume=False)
     _report(out)
-
-
-def _phantom(sites: int | None) -> dict[str, int] | None:
-    return None if sites is None else {"sites": sites}
 
 
 def mount(app: typer.Typer) -> None:

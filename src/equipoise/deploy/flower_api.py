@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+log = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -61,7 +63,7 @@ publisher = "equipoise"
 serverapp = "equipoise_run.nothing:app"
 clientapp = "equipoise_run.nothing:app"
 """,
-    "equipoise_run/__init__.py": b'"""Sites and server run their own installed Equipoise; nothing here is executed."""\n',
+    "equipoise_run/__init__.py": b'"""Sites and server run their own Equipoise; nothing here is executed."""\n',
     "equipoise_run/nothing.py": b"app = None\n",
 }
 
@@ -87,12 +89,14 @@ class Link:
     def healthy(self, timeout: float = 2.0) -> str | None:
         """None when Flower answers at the address, else what is wrong."""
         try:
-            answer = httpx.get(f"{self.url}/health", verify=str(self.ca) if self.ca else False, timeout=timeout)
+            trust = ssl.create_default_context(cafile=self.ca) if self.ca else False
+            answer = httpx.get(f"{self.url}/health", verify=trust, timeout=timeout)
         except (httpx.HTTPError, OSError) as problem:
             return str(problem) or type(problem).__name__
         return None if answer.status_code == httpx.codes.OK else f"it answers {answer.status_code} to /health"
 
-    def _certificates(self) -> bytes | None:
+    def certificates(self) -> bytes | None:
+        """The CA's certificate, as Flower takes it."""
         return self.ca.read_bytes() if self.ca else None
 
     def runtime(self, token: str | None = None) -> RuntimeHttpClient:
@@ -103,12 +107,13 @@ class Link:
             extra.append(RuntimeTokenHttpInterceptor(token))
         elif self.secret is not None:
             extra.append(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=_ACQUIRE))
-        return RuntimeHttpClient.from_server_address(self.address, self.insecure, self._certificates(), [version, *extra])
+        extra.insert(0, version)
+        return RuntimeHttpClient.from_server_address(self.address, self.insecure, self.certificates(), extra)
 
     def control(self) -> ControlHttpClient:
         """A client of the Control API."""
         version = RuntimeVersionHttpInterceptor(component_name="flwr-cli")
-        return ControlHttpClient.from_server_address(self.address, self.insecure, self._certificates(), [version])
+        return ControlHttpClient.from_server_address(self.address, self.insecure, self.certificates(), [version])
 
 
 def public_key_bytes(path: Path) -> bytes:
@@ -140,7 +145,7 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
         control.close()
     token = _acquire(link, TaskType.SERVER_APP, started.run_id, patience)
     client = link.runtime(token)
-    grid = HttpGrid(link.address, link.insecure, link._certificates(), token=token)
+    grid = HttpGrid(link.address, link.insecure, link.certificates(), token=token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     context: Context | None = None
@@ -190,7 +195,10 @@ def serve_tasks(
             except httpx.HTTPError:
                 answer = None  # the SuperNode is not up yet, or gone: `alive` knows
             if answer is not None and answer.token:
-                _serve_one(link, str(answer.token), handle)
+                try:
+                    _serve_one(link, str(answer.token), handle)
+                except (httpx.HTTPError, RuntimeError):
+                    log.exception("a message was lost between this site and its SuperNode")
             else:
                 time.sleep(interval)
     finally:

@@ -24,7 +24,7 @@ from equipoise.data.federation import Federation
 from equipoise.deploy.descriptions import describe
 from equipoise.deploy.policy import DESCRIBE, Policy, check_policy
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import read_payload, safe_name, write_payload
+from equipoise.engine.files import read_payload, safe_name, write_payload, write_text
 from equipoise.engine.flower import PUBLISH
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.parcels import MissingTensors, Parcel, UnreadableParcel, open_parcel, prepare, seal, write_counts
@@ -108,7 +108,7 @@ class Office:
         check_policy(self.policy, work.config.method, type(work.slot.client))
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
-            return self._publish(records, header, message, parcel)
+            return self._publish(records, header, message)
         stored = records.reply(header) if header["version"] else None
         if stored is None:
             stored = self._perform(work, records, header, message)
@@ -160,9 +160,13 @@ class Office:
             raise Refused(f"this is '{self.site}'; it has no images of '{place}'")
         return SiteData(self.places[place], work.setting.num_classes, work.setting.device)
 
-    def _publish(self, records: Records, header: Mapping[str, Any], message: Payload, parcel: Parcel) -> Parcel:
-        """Write out the selected models: the global one, and this site's own."""
+    def _publish(self, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
+        """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""
         models = records.folder / "models"
+        write_text(records.folder / "config.toml", header["config"])
+        shape = {"classes": self.federation.classes, "image_size": self.federation.image_size}
+        start = {"event": "start", **shape, "channels": self.federation.channels}
+        write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")
         write_payload(models / "global.safetensors", message)
         if header["base"]:
             write_state(models / "personal" / f"{safe_name(self.site)}.safetensors", records.state(header["base"]))

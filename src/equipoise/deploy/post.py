@@ -32,6 +32,7 @@ class GridPost:
         self.keys = dict(keys)
         self.sign = sign
         self._claimed: dict[int, str] = {}
+        self._away: set[str] = set()
 
     def online(self) -> dict[str, int]:
         """The connected sites and their nodes."""
@@ -52,17 +53,27 @@ class GridPost:
 
     def exchange(self, parcels: Sequence[tuple[str, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:
         """Deliver each parcel to its site; replies, or why there is none, in the same order."""
-        online = self._wait_for({site for site, _ in parcels})
+        online = self._present({site for site, _ in parcels})
         reached = [(online[site], parcel) for site, parcel in parcels if site in online]
         replies = iter(self._deliver(reached, timeout))
         return [next(replies) if site in online else SiteFailure("it is not connected") for site, _ in parcels]
 
-    def _wait_for(self, sites: set[str]) -> dict[str, int]:
-        deadline = time.monotonic() + GRACE
-        online = self.online()
-        while sites - online.keys() and time.monotonic() < deadline:
-            time.sleep(1.0)
+    def gather(self, sites: Sequence[str], enough: int, patience: float) -> list[str]:
+        """Wait until enough of the sites are connected, or patience ends; gives those that are not."""
+        deadline = time.monotonic() + patience
+        while True:
             online = self.online()
+            missing = [site for site in sites if site not in online]
+            if len(sites) - len(missing) >= enough or time.monotonic() > deadline:
+                return missing
+            time.sleep(0.5)
+
+    def _present(self, sites: set[str]) -> dict[str, int]:
+        """The nodes of connected sites; a site that has just gone is given a moment, one long gone is not."""
+        wanted = sorted(sites - self._away)
+        self._away = set(self.gather(wanted, len(wanted), GRACE)) | (self._away & sites)
+        online = self.online()
+        self._away -= online.keys()
         return online
 
     def _deliver(self, parcels: Sequence[tuple[int, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:

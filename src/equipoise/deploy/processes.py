@@ -41,7 +41,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
             )
 
     def __enter__(self) -> Child:
@@ -78,6 +78,11 @@ class Child:
 def _die_with_parent() -> None:
     """Ask Linux to end this process when the one that started it is gone."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def end_orderly_on_termination() -> None:
+    """Make SIGTERM unwind our blocks, so that the processes they hold are ended too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,11 +100,11 @@ def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPo
         known = json.loads(path.read_text())
         if [d["site"] for d in known["sites"]] != list(settings.sites):
             raise UserError(f"{folder} holds a run of other sites than the server's file names")
-        wait_for_sites(post, list(settings.sites), config.train.min_sites, settings.wait)
+        _wait_for_sites(post, list(settings.sites), config.train.min_sites, settings.wait)
         return known
     if (folder / "events.jsonl").exists():
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
-    wait_for_sites(post, list(settings.sites), len(settings.sites), settings.wait)
+    _wait_for_sites(post, list(settings.sites), len(settings.sites), settings.wait)
     replies = post.describe(list(settings.sites), config=config.to_toml(), method=config.method)
     consortium = {
         "run": f"{config.run_name}-{secrets.token_hex(4)}",
@@ -115,17 +114,10 @@ def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPo
     return consortium
 
 
-def wait_for_sites(post: GridPost, sites: Sequence[str], enough: int, patience: float) -> None:
-    """Wait until enough of the sites are connected."""
-    deadline = time.monotonic() + patience
-    while True:
-        online = post.online()
-        missing = [site for site in sites if site not in online]
-        if len(sites) - len(missing) >= enough:
-            return
-        if time.monotonic() > deadline:
-            raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
-        time.sleep(0.5)
+def _wait_for_sites(post: Post, sites: Sequence[str], enough: int, patience: float) -> None:
+    missing = post.gather(sites, enough, patience)
+    if len(sites) - len(missing) < enough:
+        raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
 
 
 def _description(site: str, reply: Any) -> dict[str, Any]:

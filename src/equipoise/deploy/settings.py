@@ -14,6 +14,9 @@ from equipoise.data.config import DataConfig
 from equipoise.engine.flower import FlowerOptions
 from equipoise.errors import UserError
 
+#: what TLS, node authentication and signed messages need
+KEYS = ("ca", "certificate", "key", "coordinator")
+
 
 class DeploymentFile(Table):
     """A file whose paths are relative to its folder."""
@@ -87,10 +90,9 @@ def check_security(settings: ServerFile | SiteFile, address: str, insecure: bool
             raise UserError(f"--insecure is only for this machine, and {address} is not 127.0.0.1")
         return
     if not settings.secure:
-        names = ("ca", "certificate", "key", "coordinator") if isinstance(settings, ServerFile) else ("ca", "key", "coordinator")
-        lacking = ", ".join(name for name in names if getattr(settings, name) is None)
-        raise UserError(f"no {lacking} given: `equipoise certificates` makes them; --insecure does without, on 127.0.0.1")
-    for name in ("ca", "certificate", "key", "coordinator"):
+        lacking = ", ".join(name for name in KEYS if getattr(settings, name, "none needed") is None)
+        raise UserError(f"no {lacking}: `equipoise certificates` makes what is needed; --insecure does without")
+    for name in KEYS:
         path = getattr(settings, name, None)
         if path is not None and not path.is_file():
             raise UserError(f"{name} = {path}: no such file")

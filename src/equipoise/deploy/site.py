@@ -6,12 +6,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Message
 
 from equipoise.data import load_federation
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, Site
 from equipoise.deploy.descriptions import describe
 from equipoise.deploy.flower_api import Link, serve_tasks
 from equipoise.deploy.office import Office
@@ -33,7 +34,7 @@ RESTART_SECONDS = 5.0
 def check_site(settings: SiteFile, insecure: bool) -> Federation:
     """Look at everything that can be wrong before a run: security, data, policy. Gives the site's data."""
     check_security(settings, settings.superlink, insecure)
-    federation = load_federation(settings.data, settings.seed)
+    federation = own_federation(settings)
     told = describe(settings.name, federation)
     if not any(told["counts"]["train"]):
         raise UserError(f"site '{settings.name}' has no training image in {settings.data.name}")
@@ -41,6 +42,14 @@ def check_site(settings: SiteFile, insecure: bool) -> Federation:
         raise UserError("the policy allows nothing to leave; `equipoise methods show NAME` lists what a method sends")
     choose_device(settings.device)
     return federation
+
+
+def own_federation(settings: SiteFile) -> Federation:
+    """The data that the site's file names; where it holds one site only, that is this one, whatever its name there."""
+    federation = load_federation(settings.data, settings.seed, whole=False)
+    if len(federation.sites) > 1:
+        return federation
+    return replace(federation, sites=(Site(settings.name, federation.sites[0].splits),))
 
 
 def check_connection(settings: SiteFile, insecure: bool, patience: float = 0.0) -> None:
@@ -93,6 +102,7 @@ def _explain_end(node: Child, state: Path) -> None:
     status = node.process.returncode
     if status == KEY_REFUSED or "[code: 2004]" in node.tail(20):
         raise UserError(
-            "the SuperLink does not know this site's key; ask the coordinator to add its public key to the server's file"
+            "the SuperLink does not know this site's key; ask the coordinator to add its public key to the server's "
+            "file"
         )
     log.warning("the SuperNode ended with status %s (%s); it is started again", status, node.log)

@@ -50,7 +50,7 @@ class Setting:
     task: Task
     channels: int
     image_size: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device
 
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
@@ -357,11 +357,20 @@ class Client:
         seed = stream(self.config.seed, purpose, self.round, self.site, *more)
         return torch.Generator(device=self.setting.device).manual_seed(seed)
 
+    def precision(self) -> torch.autocast:
+        """The context in which nets run: bfloat16 where the config asks for it on a GPU."""
+        return torch.autocast(self.setting.device.type, torch.bfloat16, self._autocast, cache_enabled=False)
+
+    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, C) of one net alone, in the configured precision."""
+        with self.precision():
+            return net(batch.image).float()
+
     def outputs(self, batch: Batch) -> Any:
         """`forward` in the configured precision, with float32 outputs."""
         if not self._autocast:
             return self.forward(batch)
-        with torch.autocast(self.setting.device.type, torch.bfloat16, cache_enabled=False):
+        with self.precision():
             out = self.forward(batch)
         return SimpleNamespace(
             **{key: value.float() if isinstance(value, Tensor) else value for key, value in vars(out).items()}

@@ -131,7 +131,8 @@ def pack_scores(rounds: Sequence[Sequence[Score]]) -> Payload:
     """Scores of several rounds as a payload."""
     flat = [(index, score) for index, scores in enumerate(rounds) for score in scores]
     names = [[index, score.site, score.view, score.part] for index, score in flat]
-    return {"names": json.dumps(names)} | {str(i): score.counts for i, (_, score) in enumerate(flat)}
+    counts: Payload = {str(i): score.counts for i, (_, score) in enumerate(flat)}
+    return counts | {"names": json.dumps(names)}
 
 
 def unpack_scores(payload: Payload, task: Task) -> list[list[Score]]:

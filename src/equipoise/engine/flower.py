@@ -47,7 +47,7 @@ class FlowerOptions(Table):
     timeout: PositiveFloat = Field(3600.0, description="seconds that a site has to answer one message")
     half: bool = Field(False, description="round weights to half precision on the wire")
     norm_bound: PositiveFloat = Field(
-        100.0, description="an update this many times as long as the median of the others is refused"
+        1000.0, description="an update this many times as long as the median of the others is refused"
     )
 
 
@@ -56,6 +56,9 @@ class Post(Protocol):
 
     def exchange(self, parcels: Sequence[tuple[str, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:
         """Deliver each parcel to its site; replies, or why there is none, in the same order."""
+
+    def gather(self, sites: Sequence[str], enough: int, patience: float) -> list[str]:
+        """Wait until enough of the sites are connected, or patience ends; gives those that are not."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class FlowerEngine(Engine):
     ):
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
+        self.post = post
         self.roster = roster
         self.journal = Journal(folder / "journal")
         self.place: _Hospitals = _Hospitals(self, post)
@@ -105,6 +109,13 @@ class FlowerEngine(Engine):
         """Start a round anew; replies of this round that were journaled before a crash stay."""
         super().begin(round_number, attempt)
         self.journal.keep_only(round_number)
+        if attempt:  # too few sites answered: give them time to come back
+            self.post.gather(self.roster.sites, self.setting.config.train.min_sites, self.options.timeout)
+
+    def __exit__(self, *problem: object) -> None:
+        super().__exit__(*problem)
+        if not any(problem):
+            self.journal.close()
 
     def evaluate(
         self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
@@ -139,13 +150,10 @@ class FlowerEngine(Engine):
 
 
 def _length(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float:
-    """Euclidean length of a reply's tensors, each less the tensor of the same name that was sent."""
+    """How far a site has moved the weights that it was sent, as a Euclidean length; counts and sums do not matter."""
     tensors, sent = flatten(payload)[0], flatten(message)[0]
-    squares = 0.0
-    for name, tensor in tensors.items():
-        value = tensor.double() - sent[name].double() if name in sent else tensor.double()
-        squares += float(value.square().sum())
-    return squares**0.5
+    moved = [t.double() - sent[name].double() for name, t in tensors.items() if name in sent and t.is_floating_point()]
+    return float(sum(change.square().sum() for change in moved)) ** 0.5
 
 
 @dataclass(frozen=True)

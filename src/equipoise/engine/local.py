@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run, round by round: start, rounds as transactions, evaluation, selection on validation, checkpoints, final test."""
+"""A run, round by round: rounds as transactions, evaluation, selection on validation, checkpoints, final test."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Run:
             raise UserError(f"{self.federation.name}: no site has training images")
         if self.config.train.min_sites > len(self.sites):
             raise UserError(
-                f"train.min_sites = {self.config.train.min_sites}, but only {len(self.sites)} sites have training images"
+                f"train.min_sites = {self.config.train.min_sites}, but {len(self.sites)} sites have training images"
             )
         return latest
 
@@ -284,4 +284,3 @@ class Run:
         self.log.write(event, **fields)
         for observer in self.observers:
             observer.event(event, **fields)
-

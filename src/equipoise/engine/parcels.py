@@ -97,7 +97,7 @@ def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tup
     """
     header = parcel.header
     if header.get("protocol") != PROTOCOL:
-        raise UnreadableParcel(f"it speaks protocol {header.get('protocol')}, this side {PROTOCOL}: install one version")
+        raise UnreadableParcel(f"it speaks protocol {header.get('protocol')}, this side {PROTOCOL}")
     for digest, tensor in parcel.tensors.items():
         if tensor_digest(tensor) != digest:
             raise UnreadableParcel("a tensor is not what the header says")
@@ -107,7 +107,8 @@ def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tup
         missing = {digest for digest, _ in wanted.values()} - known.keys()
         if missing:
             raise MissingTensors(f"{len(missing)} tensors were left out that are not at hand")
-        payload = unflatten({name: known[digest].to(dtype) for name, (digest, dtype) in wanted.items()}, header["plain"])
+        tensors = {name: known[digest].to(dtype) for name, (digest, dtype) in wanted.items()}
+        payload = unflatten(tensors, header["plain"])
     except (KeyError, TypeError, AttributeError, AssertionError) as problem:
         raise UnreadableParcel(f"its header is incomplete ({problem})") from None
     return payload, {digest: known[digest] for digest, _ in wanted.values()}

@@ -37,8 +37,7 @@ class Ask:
     def message(self, site: str) -> Payload:
         """What this one site is sent."""
         return {
-            name: value.values[site] if isinstance(value, PerSite) else value
-            for name, value in self.payload.items()
+            name: value.values[site] if isinstance(value, PerSite) else value for name, value in self.payload.items()
         }
 
 
@@ -155,9 +154,7 @@ def flatten(payload: Mapping[str, Value]) -> tuple[Tensors, dict[str, Any]]:
 
 def unflatten(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> Payload:
     """The inverse of `flatten`."""
-    payload: Payload = {
-        name: {} if isinstance(value, Mapping) else value for name, value in plain.items()
-    }
+    payload: Payload = {name: {} if isinstance(value, Mapping) else value for name, value in plain.items()}
     for name, tensor in tensors.items():
         head, slash, entry = name.partition("/")
         if slash:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from equipoise.engine.contract import Batch
@@ -50,9 +49,3 @@ class TwoNetClient(FedAvgClient):
 
     def predict(self, view: str, batch: Batch) -> Tensor:
         return self.logits(self.net if view == "global" else self.personal, batch)
-
-    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
-        """Logits (B, C) of one of the nets alone, in the configured precision."""
-        device = self.setting.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
-            return net(batch.image).float()

@@ -67,8 +67,8 @@ class CPAClient(FedAvgClient):
         if not (options.cpa_global or options.cpa_local):
             return super().supervised(logits, labels)
         counts, beta = (self.federation_counts, options.beta) if options.cpa_global else (self.class_counts, 0.0)
-        prototypes = (self.local_side, self.global_side) if options.cpa_local else (None, None)
-        return conjoint_prototype_aligned(logits, labels, counts, *prototypes, beta, options.tau)
+        local, shared = (self.local_side, self.global_side) if options.cpa_local else (None, None)
+        return conjoint_prototype_aligned(logits, labels, counts, local, shared, beta, options.tau)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         if self.options.cpa_local:

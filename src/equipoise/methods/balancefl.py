@@ -89,8 +89,7 @@ class BalanceFLClient(FedAvgClient):
 
     def teacher_logits(self, images: Tensor) -> Tensor:
         """Logits (n, C) of the received model, in the configured precision."""
-        device = self.setting.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
+        with self.precision():
             parts = images.split(self.config.evaluation.batch_size)
             return torch.cat([self.teacher(some) for some in parts]).float()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -43,7 +43,7 @@ class FedAvgServer(Server):
 class FedAvgClient(Client):
     """Trains the received net on the local images."""
 
-    discloses = {
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             "model": "the net's weights and batch-norm statistics after local training",
             "examples": "number of local training images",

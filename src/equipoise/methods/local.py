@@ -40,4 +40,3 @@ METHOD = Method(
     year=0,
     changes="no communication",
 )
-

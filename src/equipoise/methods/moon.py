@@ -81,7 +81,7 @@ class MoonClient(FedAvgClient):
 
     def frozen_features(self, net: Net, chunk: Batch) -> Tensor:
         """Features (n, D) of a frozen net, in the configured precision."""
-        with torch.autocast(self.setting.device.type, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
+        with self.precision():
             return net.features(chunk.image).float()
 
     def loss(self, batch: Batch, out: Any) -> Tensor:

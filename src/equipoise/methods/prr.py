@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.aggregation import band_schedule
 from equipoise.config import Config
@@ -268,12 +268,6 @@ class PRRClient(CPAClient):
 
     def predict(self, view: str, batch: Batch) -> Tensor:
         return self.logits(self.net, batch)
-
-    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
-        """Logits (B, C) of one of the nets alone, in the configured precision."""
-        device = self.setting.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._autocast, cache_enabled=False):
-            return net(batch.image).float()
 
 
 def macro_f1(confusion: Tensor) -> float:

@@ -41,8 +41,7 @@ def load_weights(net: Net, name: str, weights: str) -> None:
         if found is None or found.shape != value.shape:
             problem = "is missing" if found is None else f"has shape {tuple(found.shape)}"
             raise UserError(
-                f"weights {weights!r} do not fit the net {name}: {source} {problem}, "
-                f"expected {tuple(value.shape)}"
+                f"weights {weights!r} do not fit the net {name}: {source} {problem}, expected {tuple(value.shape)}"
             )
         value.copy_(found)
 
@@ -62,9 +61,7 @@ def imagenet_weights(name: str) -> dict[str, Tensor]:
     if name not in URLS:
         raise UserError(f"the net {name} has no ImageNet weights: set net.weights to none or to a file")
     try:
-        return torch.hub.load_state_dict_from_url(
-            URLS[name], map_location="cpu", check_hash=True, weights_only=True
-        )
+        return torch.hub.load_state_dict_from_url(URLS[name], map_location="cpu", check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"cannot download the ImageNet weights of {name} ({error}): fetch {URLS[name]} elsewhere and "

@@ -217,13 +217,14 @@ def as_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
 
-    What the config left to the data (the net's name), and where a run is computed and stored, do not count.
+    What the config left to the data (the net's name), and where a run is computed and stored, do not count; the
+    precision does.
     """
     wanted, found = _flat(planned.model_dump(mode="json")), _flat(dict(recorded))
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")
-    keys = [key for key in (*wanted, *(k for k in found if k not in wanted)) if not key.startswith(ignored)]
+    keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     return {key: (found.get(key), wanted.get(key)) for key in keys if found.get(key) != wanted.get(key)}
 
 

@@ -126,9 +126,11 @@ def notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
     study = results.study
     found = [results.rule, SCOPE_SENTENCES[study.scope]]
     counts = sorted({len(row.runs) for row in rows if row.runs})
-    if counts:
+    if counts and counts[-1] > 1:
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        found.append(f"Mean ± sample standard deviation over {seeds} seed{'' if counts == [1] else 's'}.")
+        found.append(f"Mean ± sample standard deviation over {seeds} seeds.")
+    elif counts:
+        found.append("One seed.")
     shared = max((row.together for row in rows), default=1)
     if shared > 1:
         found.append(f"Times: up to {shared} runs shared the device.")

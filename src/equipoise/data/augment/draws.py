@@ -59,9 +59,7 @@ def coin(images: Tensor, probability: float, generator: Generator | None) -> Ten
     return torch.rand(len(images), generator=generator, device=images.device) < probability
 
 
-def allot(
-    images: Tensor, shares: Sequence[float], generator: Generator | None
-) -> list[tuple[Tensor, Tensor]]:
+def allot(images: Tensor, shares: Sequence[float], generator: Generator | None) -> list[tuple[Tensor, Tensor]]:
     """Deals a batch out at random: an image falls to each share with its probability, to one share at most.
 
     Images are shuffled and laid at equal distances, from a random start, along a line on which each share has

@@ -69,9 +69,7 @@ class ShiftScaleRotate:
         angle = uniform(images, -limit, limit, generator).double() * chosen
         growth = 1.0 + uniform(images, -self.scale, self.scale, generator).double() * chosen
         # A share of the width is twice as much in coordinates that run from -1 to 1.
-        across, down = (
-            2.0 * uniform(images, -self.shift, self.shift, generator).double() * chosen for _ in range(2)
-        )
+        across, down = (2.0 * uniform(images, -self.shift, self.shift, generator).double() * chosen for _ in range(2))
         return similarity(angle, growth, across, down, images)
 
 
@@ -156,9 +154,7 @@ def sample(images: Tensor, grid: Tensor, padding: Padding) -> Tensor:
 
 def sample_masks(masks: Tensor, grid: Tensor, padding: Padding) -> Tensor:
     """Labels (B, h, w) of masks (B, H, W) at the nearest points of a grid."""
-    moved = F.grid_sample(
-        masks[:, None].float(), grid, mode="nearest", padding_mode=padding, align_corners=True
-    )
+    moved = F.grid_sample(masks[:, None].float(), grid, mode="nearest", padding_mode=padding, align_corners=True)
     return moved[:, 0].to(masks.dtype)
 
 

@@ -15,9 +15,7 @@ from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, S
 from equipoise.data.augment.randaugment import RandAugment
 from equipoise.errors import UserError
 
-PipelineName = Literal[
-    "none", "flips", "standard", "fediic", "fediic-ich", "fednpr", "fednpr-ich", "fedbm", "prr"
-]
+PipelineName = Literal["none", "flips", "standard", "fediic", "fediic-ich", "fednpr", "fednpr-ich", "fedbm", "prr"]
 Normalisation = Literal["imagenet", "half", "none"]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Pipeline = tuple[tuple[tuple[Step, ...], ...], tuple[Step, ...]]
@@ -52,9 +50,7 @@ class Transform:
     @overload
     def __call__(self, images: Tensor, generator: Generator | None = ..., masks: None = ...) -> Tensor: ...
     @overload
-    def __call__(
-        self, images: Tensor, generator: Generator | None, masks: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, images: Tensor, generator: Generator | None, masks: Tensor) -> tuple[Tensor, Tensor]: ...
 
     @torch.no_grad()
     def __call__(

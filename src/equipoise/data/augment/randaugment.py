@@ -79,9 +79,7 @@ class RandAugment:
     def draw(self, operations: range, chosen: Tensor, generator: Generator | None) -> Draw:
         """One of the operations for each image that is chosen (n,), and NOTHING for the others."""
         count, device = len(chosen), chosen.device
-        choice = torch.randint(
-            operations.start, operations.stop, (count,), generator=generator, device=device
-        )
+        choice = torch.randint(operations.start, operations.stop, (count,), generator=generator, device=device)
         noise = torch.randn(count, generator=generator, device=device)
         strength = (self.magnitude + self.spread * noise).clamp_(0, MAX_MAGNITUDE) / MAX_MAGNITUDE
         sign = 1.0 - 2.0 * coin(chosen, 0.5, generator).float()
