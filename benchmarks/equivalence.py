@@ -76,9 +76,7 @@ def main() -> None:
                     "steps": steps,
                     "captured_8_slots": distance(eager, final_state(method, *work, "compute.slots=8")),
                     "captured_1_slot": distance(eager, final_state(method, *work, "compute.slots=1")),
-                    "eager_other_order": distance(
-                        eager, final_state(method, *work, *EAGER, "compute.channels_last=true")
-                    ),
+                    "eager_other_order": distance(eager, final_state(method, *work, *EAGER, OTHER_ORDER)),
                 }
             except Exception as problem:
                 row = {"method": method, "steps": steps, "error": f"{type(problem).__name__}: {problem}"[:300]}
