@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from equipoise.config import Config
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.engine.contract import Setting
 from equipoise.engine.local import LocalEngine
+from equipoise.engine.loop import Run
 from equipoise.methods import get_method
 from equipoise.runs import make_config
 
@@ -47,20 +49,65 @@ class NoiseStore:
         return self.pixels[torch.as_tensor(rows)]
 
 
-def noise_federation(sites: int, images: int, size: int, classes: int = 8) -> Federation:
-    """Sites with equal numbers of noise images."""
-    store: Any = NoiseStore(images, size)
+def noise_federation(sizes: Sequence[int], pixels: int, classes: int = 8, valid: Sequence[int] = ()) -> Federation:
+    """Sites of noise images, with so many to train on and to validate on."""
+    store: Any = NoiseStore(max(*sizes, *valid), pixels)
     rng = np.random.default_rng(1)
-    return Federation(
-        "noise",
-        tuple(f"class {index}" for index in range(classes)),
-        tuple(
-            Site(f"site {index}", {"train": Split(store, np.arange(images), rng.integers(0, classes, images))})
-            for index in range(sites)
-        ),
-        size,
-        3,
-    )
+
+    def split(count: int) -> Split:
+        return Split(store, np.arange(count), rng.integers(0, classes, count))
+
+    sites = [Site(f"site {index}", {"train": split(count)}) for index, count in enumerate(sizes)]
+    if valid:
+        sites = [Site(s.name, {**s.splits, "valid": split(count)}) for s, count in zip(sites, valid)]
+    return Federation("noise", tuple(f"class {index}" for index in range(classes)), tuple(sites), pixels, 3)
+
+
+def epoch_seconds(method: str, rounds: int, together: int = 1) -> dict[str, float]:
+    """Seconds per local epoch of the dermoscopic federation's sizes, evaluation included, after a first round.
+
+    With `together` runs (other seeds) in one process, the seconds of one epoch of all of them.
+    """
+    federation = noise_federation((2091, 2708, 1144, 1400), 128, 3, (298, 386, 163, 199))
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(1, together + 1):
+            settings = [
+                "compute.precision='bf16'",
+                "compute.channels_last=true",
+                "compute.deterministic=false",
+                "evaluation.first_round=1",
+                "evaluation.trained=false",
+                "evaluation.batch_size=1024",
+                "checkpoint.every=100",
+                f"train.rounds={rounds + 1}",
+            ]
+            config = make_config("prr-dermoscopy", settings, method=method, seed=seed)
+            watch = RoundClock()
+            run = Run(config, get_method(method), federation, Path(folder) / str(seed), [watch], "cuda")
+            runs.append((run.steps(), watch, run))
+        active = [steps for steps, _, _ in runs]
+        while active:
+            active = [steps for steps in active if next(steps, DONE) is not DONE]
+        times = [watch.times for _, watch, _ in runs]
+        seconds = (max(t[-1] for t in times) - max(t[0] for t in times)) / rounds / 5
+        return {"epoch_s": seconds, "first_round_s": times[0][0] - runs[0][1].began}
+
+
+DONE = object()
+
+
+class RoundClock:
+    """Notes when rounds end."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.times: list[float] = []
+
+    def event(self, event: str, **_: object) -> None:
+        """Take the time."""
+        if event == "round":
+            self.times.append(time.perf_counter())
 
 
 def config_of(net: str, batch: int, precision: str, steps: int, *more: str) -> Config:
@@ -158,7 +205,7 @@ def measure(name: str, steps: int, device: str) -> dict[str, Any]:
     """One setting: the usual loop, then the engine with a slot per site."""
     net, size, batch, sites, precision, reference = SETTINGS[name]
     config = config_of(net, batch, precision, steps)
-    federation = noise_federation(sites, batch * 20, size)
+    federation = noise_federation([batch * 20] * sites, size)
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -190,26 +237,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--only", default="", help="settings whose name holds this")
+    parser.add_argument("--epochs", type=int, default=0, help="rounds of the dermoscopic federation to time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
-    steps = 20 if arguments.quick else 100
+    steps = 60 if arguments.quick else 100
     rows = []
     for name in SETTINGS:
         if arguments.only in name:
             rows.append(measure(name, steps, arguments.device))
             show(rows[-1])
-    scaling = [] if arguments.quick else slot_scaling(arguments.device)
-    path = arguments.out / "gpu.json"
-    arguments.out.mkdir(parents=True, exist_ok=True)
+            _write(arguments.out / "gpu.json", settings=rows)
+    for method in ("fedavg", "prr") if arguments.epochs else ():
+        figures = epoch_seconds(method, arguments.epochs)
+        print(f"{method}: {figures['epoch_s']:.2f} s per local epoch of the dermoscopic federation", flush=True)
+        _write(arguments.out / "gpu.json", **{f"{method}_epoch_s": figures["epoch_s"]})
+    if arguments.epochs and not arguments.quick:
+        alone, four = epoch_seconds("fedavg", 2)["epoch_s"], epoch_seconds("fedavg", 2, 4)["epoch_s"]
+        print(f"four runs in one process: x{4 * alone / four:.2f} the throughput of one after the other", flush=True)
+        _write(arguments.out / "gpu.json", four_runs_throughput=4 * alone / four)
+    if not arguments.quick:
+        _write(arguments.out / "gpu.json", slots=slot_scaling(arguments.device))
+
+
+def _write(path: Path, **figures: Any) -> None:
+    """Add figures to a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, "settings": rows, "slots": scaling}, indent=1))
+    if "settings" in figures:
+        known["capture_s"] = max(row["capture_s"] for row in figures["settings"])
+    path.write_text(json.dumps({**known, **figures}, indent=1))
 
 
 def slot_scaling(device: str) -> list[dict[str, float]]:
     """Images per second of 16 sites on 1, 2, 4, 8 and 16 slots."""
     config = config_of("resnet18", 8, "bf16", 40)
-    federation = noise_federation(16, 160, 64)
+    federation = noise_federation([160] * 16, 64)
     rows: list[dict[str, float]] = []
     for slots in (1, 2, 4, 8, 16):
         rows.append({"slots": slots, **engine_speed(config, federation, 2, slots, device)})

@@ -8,14 +8,13 @@ from equipoise import cli
 from equipoise.deploy import office, site
 
 perform, to_records = office.Office._perform, site.to_records
-garble = False
+state = {"garble": False}
 
 
 def lie(self, work, records, header, message):
     """Train honestly, then spoil what leaves."""
-    global garble
     reply = perform(self, work, records, header, message)
-    garble = header["action"] == "train" and header["round"] == 1
+    state["garble"] = header["action"] == "train" and header["round"] == 1
     if header["action"] == "train" and header["round"] == 2:
         payload, _ = office.open_parcel(reply)
         next(t for t in payload["model"].values() if t.is_floating_point()).fill_(torch.nan)
@@ -27,7 +26,7 @@ def lie(self, work, records, header, message):
 def garbled(parcel):
     """Bytes that are no numbers."""
     records = to_records(parcel)
-    if garble:
+    if state["garble"]:
         for array in records.array_records["tensors"].values():
             array.data = b"garbage"
     return records

@@ -55,9 +55,7 @@ class Hospitals:
         """Where a site keeps its state."""
         return self.folder / "hospitals" / site
 
-    def run(
-        self, options: FlowerOptions | None = None, resume: bool = False, observers: Sequence[Observer] = ()
-    ) -> Path:
+    def run(self, options: FlowerOptions | None = None, resume: bool = False) -> Path:
         """Run the config to the end; gives the run folder."""
         told = [describe(site, self.federation) for site in self.post.offices]
         roster = Roster("test", tuple(self.post.offices), hosts(told))

@@ -14,7 +14,7 @@ from equipoise.deploy.descriptions import agreed_federation, describe
 from equipoise.deploy.office import Office
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import new_key_pair, signer, verifier
-from equipoise.engine.flower import FlowerOptions
+from equipoise.engine.flower import FlowerOptions, _length
 from equipoise.engine.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
 from equipoise.engine.protocol import SiteFailure
 from equipoise.engine.states import read_state

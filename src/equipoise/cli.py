@@ -174,14 +174,23 @@ def methods_list(context: typer.Context) -> None:
     """List the methods."""
     if context.invoked_subcommand is not None:
         return
-    from equipoise.methods import get_method, method_names
+    from equipoise.methods import get_method, measured_costs, method_names
 
-    table = RichTable("method", "year", "what it changes", "what it sends to the server")
+    table = RichTable("method", "paper", "what it changes", "what it sends", "compute", "traffic", box=SIMPLE_HEAD)
+    costs = measured_costs()
     for name in method_names():
         method = get_method(name)
-        sent = "; ".join(", ".join(entries) for entries in method.client.discloses.values() if entries)
-        table.add_row(name, str(method.year or ""), method.changes, sent or "nothing")
+        sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
+        cost = [f"x{costs[name][kind]:.1f}" if name in costs else "-" for kind in ("compute", "traffic")]
+        table.add_row(name, _short_paper(method.paper), method.changes, sent or "nothing", *cost)
     console.print(table)
+    console.print("compute, traffic: per round beside FedAvg, measured on the phantom (benchmarks/method_costs.py)")
+
+
+def _short_paper(paper: str) -> str:
+    """First author and venue of a citation "Authors, title, venue year"."""
+    first, last = paper.split(",")[0], paper.rsplit(",", 1)[-1].strip()
+    return first if first == paper else f"{first}, {last}"
 
 
 @methods_app.command("show")

@@ -22,7 +22,12 @@ from flwr.app import Context, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
@@ -122,10 +127,14 @@ def public_key_bytes(path: Path) -> bytes:
 
 
 def register_nodes(link: Link, keys: dict[str, bytes]) -> None:
-    """Let the nodes with these public keys in, those that the SuperLink does not know yet."""
+    """Let the nodes with these public keys in, and no others."""
     client = link.control()
     try:
-        known = {node.public_key for node in client.ListNodes(ListNodesRequest()).nodes_info}
+        nodes = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if node.status != "unregistered"]
+        for node in nodes:
+            if node.public_key not in keys.values():
+                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        known = {node.public_key for node in nodes}
         for name, key in keys.items():
             if key not in known:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
@@ -160,8 +169,8 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
         yield grid
         status, details = SubStatus.COMPLETED, ""
     finally:
-        push_task_output(client, context, status, details)
         heartbeat.stop()
+        push_task_output(client, context, status, details)
         grid.close()
         client.close()
 
@@ -216,6 +225,6 @@ def _serve_one(link: Link, token: str, handle: Callable[[Message], Message]) -> 
         push_message(client, handle(message), context)
         status, details = SubStatus.COMPLETED, ""
     finally:
-        push_task_output(client, context, status, details)
         heartbeat.stop()
+        push_task_output(client, context, status, details)
         client.close()

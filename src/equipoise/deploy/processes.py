@@ -76,8 +76,8 @@ class Child:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to end this process when the one that started it is gone."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    """Ask Linux to end this process, politely, when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def end_orderly_on_termination() -> None:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from flwr.app import Message
 
@@ -16,7 +15,7 @@ from equipoise.data.federation import Federation, Site
 from equipoise.deploy.descriptions import describe
 from equipoise.deploy.flower_api import Link, serve_tasks
 from equipoise.deploy.office import Office
-from equipoise.deploy.processes import Child, free_port, start_supernode
+from equipoise.deploy.processes import free_port, start_supernode
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import verifier, write_secret
 from equipoise.deploy.settings import SiteFile, check_security
@@ -26,9 +25,14 @@ from equipoise.runs import choose_device
 
 log = logging.getLogger(__name__)
 
-#: Flower's exit status for a node whose key the SuperLink does not know
-KEY_REFUSED = 305
-RESTART_SECONDS = 5.0
+#: what Flower writes when the SuperLink does not let a node in
+REFUSED = "[code: 2004]"
+REFUSAL = (
+    "the SuperLink does not let this site in: it does not know this site's key, "
+    "or another process of this site is connected or was killed less than a minute ago"
+)
+REFUSAL_SECONDS = 90.0
+RESTART_SECONDS = 3.0
 
 
 def check_site(settings: SiteFile, insecure: bool) -> Federation:
@@ -78,12 +82,20 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         choose_device(settings.device),
         verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
     )
+    refused_since: float | None = None
     while True:
         port = free_port()
         with start_supernode(settings, insecure, port, secret) as node:
             link = Link(f"127.0.0.1:{port}", None, secret.read_bytes())
             serve_tasks(link, _handler(office), lambda node=node: node.running)  # type: ignore[misc]
-            _explain_end(node, settings.state)
+        if REFUSED in node.tail(12):
+            refused_since = refused_since or time.monotonic()
+            log.warning("%s; trying again", REFUSAL)
+            if time.monotonic() - refused_since > REFUSAL_SECONDS:
+                raise UserError(f"{REFUSAL}; ask the coordinator to add this site's public key to the server's file")
+        else:
+            refused_since = None
+            log.warning("the SuperNode ended with status %s (%s); starting it again", node.process.returncode, node.log)
         time.sleep(RESTART_SECONDS)
 
 
@@ -96,13 +108,3 @@ def _handler(office: Office) -> Callable[[Message], Message]:
         return Message(to_records(reply), reply_to=message)
 
     return handle
-
-
-def _explain_end(node: Child, state: Path) -> None:
-    status = node.process.returncode
-    if status == KEY_REFUSED or "[code: 2004]" in node.tail(20):
-        raise UserError(
-            "the SuperLink does not know this site's key; ask the coordinator to add its public key to the server's "
-            "file"
-        )
-    log.warning("the SuperNode ended with status %s (%s); it is started again", status, node.log)

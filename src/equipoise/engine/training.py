@@ -134,7 +134,7 @@ def train(
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
     seed = stream(client.config.seed, "order", client.round, client.site, epoch)
-    order = client.order(part.labels, torch.Generator().manual_seed(seed)).to(part.device)
+    order = _to_device(client.order(part.labels, torch.Generator().manual_seed(seed)), part.device)
     batches = cut(order, client.config.train.batch_size)
     randomness = client.random("augment", epoch)
     together = client.batches_per_step
@@ -143,6 +143,13 @@ def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -
         for start in range(0, len(made), together):
             group = made[start : start + together]
             yield group + group[-1:] * (together - len(group))
+
+
+def _to_device(order: Tensor, device: torch.device) -> Tensor:
+    """Indices on the device; from pinned memory, so that the host does not wait for the device's queue."""
+    if device.type != "cuda" or order.is_cuda:
+        return order.to(device)
+    return order.pin_memory().to(device, non_blocking=True)
 
 
 def _chunks(batches: list[Tensor], augmentation: Augmentation, multiple: int) -> Iterator[list[Tensor]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import pkgutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from equipoise.config import Table
 from equipoise.engine.contract import Method
@@ -13,6 +15,8 @@ from equipoise.errors import UserError
 from equipoise.methods.fednpr import with_npr
 
 _NOT_METHODS = {"common"}
+#: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
+COSTS = Path(__file__).with_name("costs.json")
 
 
 def method_names() -> list[str]:
@@ -30,6 +34,11 @@ def get_method(name: str) -> Method:
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     return dataclasses.replace(module.METHOD, extend=with_npr)
+
+
+def measured_costs() -> dict[str, dict[str, float]]:
+    """{method: {"compute": .., "traffic": ..}} relative to FedAvg on the phantom, as last measured."""
+    return json.loads(COSTS.read_text()) if COSTS.exists() else {}
 
 
 def option_tables(keys: Iterable[str]) -> dict[str, type[Table]]:
