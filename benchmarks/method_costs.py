@@ -2,8 +2,13 @@
 
     python benchmarks/method_costs.py
 
+`compute` is a round without its evaluation; `evaluation` is that evaluation, after every round, with whatever a method
+does to make personal models of the global one first (FedBABU, FedETF and Per-FedAvg adapt there: in a run with
+`evaluation.every = 1` they pay this in every round); `traffic` is what sites send and receive in a round.
+
 Each method runs right after a run of FedAvg, and CPU time is counted instead of wall time, so that a busy machine
-disturbs the ratios little. Writes `src/equipoise/methods/costs.json`, which `equipoise methods` shows.
+disturbs the ratios little; rounds leave no checkpoints. Writes `src/equipoise/methods/costs.json`, which
+`equipoise methods` shows.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,37 +35,65 @@ SETTINGS = (
     "data.phantom.images=600",
     "data.phantom.size=32",
     "evaluation.trained=false",
-    "evaluation.every=100",
+    "evaluation.every=1",
+    f"evaluation.first_round={ROUNDS}",  # a selected round is checkpointed, whatever checkpoint.every says
+    "checkpoint.every=100",
 )
 #: a system's costs with everything switched on from the first rounds
-THOROUGH = {"fedbm": ("fedbm.every=1",), "prr": ("prr.warmup=0",)}
+THOROUGH = {"fedbm": ("fedbm.every=1",), "prr": ("prr.warmup=0",), "climb": ("climb.primal_rounds=1",)}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One round: CPU seconds of the round and of its evaluation, and bytes sent and received."""
+
+    compute: float
+    evaluation: float
+    traffic: float
 
 
 class Clock:
     """Adds up the CPU seconds and bytes of rounds after the first, which also warms up."""
 
     def __init__(self) -> None:
-        self.seconds, self.bytes, self.rounds = 0.0, 0.0, 0
-        self._last = 0.0
+        self.compute, self.evaluation, self.bytes, self.rounds = 0.0, 0.0, 0.0, 0
+        self._round_ended, self._measured = 0.0, 0.0
 
     def event(self, event: str, **fields: object) -> None:
-        """Take the time at the end of each round."""
+        """A round ends with its event, and its evaluation with the last of the events that tell scores."""
         now = time.process_time()
-        if event == "round" and fields["round"] != 1:
-            sites: dict[str, dict[str, float]] = fields["sites"]  # type: ignore[assignment]
-            self.seconds += now - self._last
-            self.bytes += sum(facts["sent"] + facts["received"] for facts in sites.values())
-            self.rounds += 1
-        self._last = now
+        if event == "evaluation":
+            self._measured = now
+        if event == "round":
+            if fields["round"] != 1:
+                sites: dict[str, dict[str, float]] = fields["sites"]  # type: ignore[assignment]
+                self.evaluation += self._measured - self._round_ended
+                self.compute += now - self._measured
+                self.bytes += sum(facts["sent"] + facts["received"] for facts in sites.values())
+                self.rounds += 1
+            self._round_ended = now
+
+    def cost(self) -> Cost:
+        """The mean over rounds."""
+        return Cost(self.compute / self.rounds, self.evaluation / self.rounds, self.bytes / self.rounds)
 
 
-def cost(method: str, settings: Sequence[str] = ()) -> tuple[float, float]:
-    """CPU seconds and bytes of one round."""
+def cost(method: str, settings: Sequence[str] = ()) -> Cost:
+    """What one round of a method costs."""
     config = make_config(None, [*SETTINGS, *settings], method=method)
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         Run(config, get_method(method), load_federation(config.data, 1), Path(folder), [clock]).execute()
-    return clock.seconds / clock.rounds, clock.bytes / clock.rounds
+    return clock.cost()
+
+
+def ratios(method: str) -> dict[str, float]:
+    """A method's costs beside FedAvg's; the lesser of two measurements each, for others only add time."""
+    base, own = zip(*((cost("fedavg"), cost(method, THOROUGH.get(method, ()))) for _ in range(2)))
+    return {
+        kind: round(min(getattr(c, kind) for c in own) / min(getattr(c, kind) for c in base), 2)
+        for kind in ("compute", "evaluation", "traffic")
+    }
 
 
 def main() -> None:
@@ -67,11 +101,8 @@ def main() -> None:
     torch.set_num_threads(1)
     costs = {}
     for method in method_names():
-        pairs = [(cost("fedavg"), cost(method, THOROUGH.get(method, ()))) for _ in range(2)]
-        compute = min(seconds for _, (seconds, _) in pairs) / min(seconds for (seconds, _), _ in pairs)
-        traffic = pairs[0][1][1] / pairs[0][0][1]
-        costs[method] = {"compute": round(compute, 2), "traffic": round(traffic, 2)}
-        print(f"{method:<12} compute x{compute:5.2f}   traffic x{traffic:5.2f}", flush=True)
+        costs[method] = ratios(method)
+        print(f"{method:<12}", *(f"{kind} x{ratio:5.2f}  " for kind, ratio in costs[method].items()), flush=True)
     COSTS.write_text(json.dumps(costs, indent=1) + "\n")
 
 

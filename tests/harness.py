@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from equipoise.data import Federation, load_federation
 from equipoise.engine.contract import Method
 from equipoise.engine.files import read_payload
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import flatten
+from equipoise.engine.protocol import SiteFailure, flatten
 from equipoise.methods import get_method
 from equipoise.runs import make_config
 
@@ -45,6 +46,25 @@ def run_tiny(folder: Path, method: str | Method = "fedavg", *settings: str, resu
     chosen = get_method(method) if isinstance(method, str) else method
     Run(config, chosen, tiny_federation(config), folder).execute(resume)
     return folder
+
+
+def site_sizes(*settings: str) -> dict[str, int]:
+    """The number of training images of each site of the tiny phantom."""
+    return {site.name: len(site.splits["train"]) for site in tiny_federation(tiny_config("fedavg", *settings)).sites}
+
+
+def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method:
+    """A method one of whose sites is lost in one round, after it has trained."""
+    known = get_method(method)
+
+    class Lost(known.client):  # type: ignore[misc, name-defined]
+        def train(self, message: Any) -> Any:
+            reply = yield from super().train(message)
+            if self.site == lost and self.round == number:
+                raise SiteFailure("lost")
+            return reply
+
+    return dataclasses.replace(known, client=Lost, table=method)
 
 
 def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

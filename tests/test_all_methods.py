@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future
 
 import pytest
 import torch
 
+from equipoise.engine import local
 from equipoise.engine.contract import Client
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import SiteFailure
@@ -38,13 +40,13 @@ class Stop(Exception):
 
 
 class StopAt:
-    """An observer that ends a run in the middle of a round."""
+    """An observer that ends a run in the middle of a round, or at a later event of it."""
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, number: int, kind: str = "round"):
+        self.number, self.kind = number, kind
 
     def event(self, event, **fields):
-        if event == "round" and fields["round"] == self.number:
+        if event == self.kind and (event != "round" or fields["round"] == self.number):
             raise Stop
 
 
@@ -58,14 +60,58 @@ def test_resume_gives_the_same_bits(tmp_path, method):
         run.execute()
     run_tiny(tmp_path / "halted", method, *settings, resume=True)
     assert_same_bits(all_state(straight), all_state(tmp_path / "halted"))
+    for kind in ("evaluation", "final"):
+        assert events(straight, kind) == events(tmp_path / "halted", kind)
 
 
-def test_workers_do_not_change_a_bit_of_any_method(tmp_path):
-    """One pool per method is slow to start: the systems stand for the rest, which share their code paths."""
-    for method in ("fediic", "prr", "scaffold"):
-        one = run_tiny(tmp_path / f"{method}-1", method, *settings_of(method))
-        two = run_tiny(tmp_path / f"{method}-2", method, *settings_of(method), "compute.workers=2")
-        assert_same_bits(all_state(one), all_state(two))
+@pytest.mark.parametrize("method", ["fedavg", "fedbabu", "fedetf", "perfedavg"])
+def test_a_run_that_stopped_after_its_last_round_gives_the_same_final_scores(tmp_path, method):
+    settings = (*settings_of(method), "train.schedule.name='exponential'")
+    straight = run_tiny(tmp_path / "straight", method, *settings)
+    config = tiny_config(method, *settings)
+    run = Run(config, get_method(method), tiny_federation(config), tmp_path / "halted", [StopAt(2, "final")])
+    with pytest.raises(Stop):
+        run.execute()
+    run_tiny(tmp_path / "halted", method, *settings, resume=True)
+    assert events(straight, "final") == events(tmp_path / "halted", "final")
+
+
+class AlternatingWorkers:
+    """Stands for the process pool: the same worker code, files and slots, without the time that processes take."""
+
+    def __init__(self, count, mp_context, initializer, initargs):
+        self.workers, self.turn = [], 0
+        for _ in range(count):
+            initializer(*initargs)
+            self.workers.append(local._worker)
+
+    def submit(self, function, *arguments):
+        local._worker = self.workers[self.turn % len(self.workers)]
+        self.turn += 1
+        future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as problem:
+            future.set_exception(problem)
+        return future
+
+    def shutdown(self, cancel_futures):
+        self.workers.clear()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_do_not_change_a_bit(tmp_path, monkeypatch, method):
+    one = run_tiny(tmp_path / "one", method, *settings_of(method))
+    monkeypatch.setattr(local, "ProcessPoolExecutor", AlternatingWorkers)
+    two = run_tiny(tmp_path / "two", method, *settings_of(method), "compute.workers=2")
+    assert_same_bits(all_state(one), all_state(two))
+
+
+@pytest.mark.parametrize("method", ["fediic", "prr"])
+def test_real_worker_processes_do_not_change_a_bit(tmp_path, method):
+    one = run_tiny(tmp_path / "one", method, *settings_of(method))
+    two = run_tiny(tmp_path / "two", method, *settings_of(method), "compute.workers=2")
+    assert_same_bits(all_state(one), all_state(two))
 
 
 def faulty(client: type[Client], fault: str) -> type[Client]:

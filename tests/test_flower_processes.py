@@ -19,11 +19,14 @@ from equipoise.deploy.pilot import start_site
 from equipoise.deploy.processes import Child
 from equipoise.deploy.security import new_key_pair
 from equipoise.engine.states import read_state
-from harness import assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
+from harness import TINY, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
 
 METHODS = ("fedavg", "fediic", "prr", "fedbm")
 SETTINGS = ("train.rounds=3", "evaluation.every=3")
+BRIEF = ("train.rounds=2", "evaluation.every=2")
 LONG = 120.0
+
+slow = pytest.mark.skipif("EQUIPOISE_SLOW_TESTS" not in os.environ, reason="takes a minute: set EQUIPOISE_SLOW_TESTS=1")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +90,7 @@ def test_a_site_killed_in_mid_round_is_dropped_and_comes_back(consortium, tmp_pa
     assert [list(event["missing"]) for event in events(folder, "round")] == [[], ["site 2"], []]
 
 
+@slow
 def test_garbage_and_nan_are_refused_and_the_site_may_go_on(consortium, tmp_path):
     consortium.sites["site 3"].stop()
     hostile = Path(__file__).with_name("hostile_site.py")
@@ -97,26 +101,47 @@ def test_garbage_and_nan_are_refused_and_the_site_may_go_on(consortium, tmp_path
     assert "cannot be read" in missing[0]["site 3"] and "NaN" in missing[1]["site 3"]
 
 
-def crash(consortium: Consortium, folder: Path, journaled: str, resume: bool) -> None:
+def crash(consortium: Consortium, folder: Path, journaled: str) -> None:
     """Start a server, and kill it -9 as soon as all sites' replies to one message are journaled."""
 
     def all_there() -> bool:
         return len(list((folder / "journal").glob(f"{journaled}-*.json"))) == len(consortium.files)
 
-    with start_server(consortium, folder, "fediic", *SETTINGS, resume=resume) as server:
+    with start_server(consortium, folder, "fediic", *BRIEF) as server:
         wait_for(all_there, LONG, f"the exchange {journaled}")
         os.kill(server.process.pid, signal.SIGKILL)
 
 
-def test_a_killed_server_resumes_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize(
+    "journaled",
+    [
+        pytest.param("00001-0-0", id="between the two exchanges of a round"),
+        pytest.param("00002-0-1", id="after train", marks=slow),
+    ],
+)
+def test_a_killed_server_resumes_with_the_same_bits(tmp_path, journaled):
     laid_out = lay_out_consortium(tmp_path / "consortium", "fediic")
     folder = tmp_path / "run"
     with impatient(), running_sites(laid_out):  # the server brings its own SuperLink
-        crash(laid_out, folder, "00001-0-0", resume=False)  # between the two exchanges of round 1
-        crash(laid_out, folder, "00002-0-1", resume=True)  # after the training of round 2
-        assert len(events(folder, "round")) < 3
-        with start_server(laid_out, folder, "fediic", *SETTINGS, resume=True) as server:
+        crash(laid_out, folder, journaled)
+        assert not (folder / "models").exists()
+        with start_server(laid_out, folder, "fediic", *BRIEF, resume=True) as server:
             assert finish(server, LONG) == 0, server.tail(30)
-    local = run_tiny(tmp_path / "local", "fediic", *SETTINGS)
+    local = run_tiny(tmp_path / "local", "fediic", *BRIEF)
     assert_same_bits(server_state(local), server_state(folder))
     assert (folder / "report.html").exists()
+
+
+@slow
+def test_a_pilot_is_one_command_and_leaves_nothing_running(tmp_path):
+    command = [sys.executable, "-m", "equipoise", "pilot", "--sites", "3", "--rounds", "3", "--method", "fedavg"]
+    command += ["--out", str(tmp_path / "pilot")]
+    for setting in (*TINY[1:], "evaluation.every=3"):
+        command += ["--set", setting]
+    with impatient(), Child(command, tmp_path / "log") as pilot:
+        assert finish(pilot, LONG) == 0, pilot.tail(30)
+    local = run_tiny(tmp_path / "local", "fedavg", *SETTINGS)
+    assert_same_bits(server_state(local), server_state(tmp_path / "pilot"))
+    assert (tmp_path / "pilot" / "report.html").exists()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(str(tmp_path).encode() in command and b"flower-super" in command for command in commands)

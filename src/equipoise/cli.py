@@ -174,23 +174,27 @@ def methods_list(context: typer.Context) -> None:
     """List the methods."""
     if context.invoked_subcommand is not None:
         return
-    from equipoise.methods import get_method, measured_costs, method_names
+    from equipoise.methods import get_method, method_names
 
-    table = RichTable("method", "paper", "what it changes", "what it sends", "compute", "traffic", box=SIMPLE_HEAD)
-    costs = measured_costs()
+    headings = ("method", "year", "what it changes", "what it sends", "compute", "traffic")
+    table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
     for name in method_names():
         method = get_method(name)
         sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
-        cost = [f"x{costs[name][kind]:.1f}" if name in costs else "-" for kind in ("compute", "traffic")]
-        table.add_row(name, _short_paper(method.paper), method.changes, sent or "nothing", *cost)
+        table.add_row(name, str(method.year or ""), method.changes, sent or "nothing", *_costs(name))
     console.print(table)
-    console.print("compute, traffic: per round beside FedAvg, measured on the phantom (benchmarks/method_costs.py)")
+    console.print("compute, traffic: per round beside FedAvg, measured on the phantom (benchmarks/method_costs.py);")
+    console.print("papers, options and what exactly leaves a site: equipoise methods show NAME")
 
 
-def _short_paper(paper: str) -> str:
-    """First author and venue of a citation "Authors, title, venue year"."""
-    first, last = paper.split(",")[0], paper.rsplit(",", 1)[-1].strip()
-    return first if first == paper else f"{first}, {last}"
+def _costs(name: str) -> list[str]:
+    """Compute and traffic of a method beside FedAvg, as last measured."""
+    from equipoise.methods import measured_costs
+
+    measured = measured_costs().get(name, {})
+    return [f"x{measured[kind]:.1f}" if kind in measured else "-" for kind in ("compute", "traffic")]
 
 
 @methods_app.command("show")
@@ -202,6 +206,8 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
     console.print(f"[bold]{name}[/]  {method.summary}", highlight=False)
     console.print(f"paper: {method.paper}", highlight=False)
     console.print(f"changes: {method.changes}", highlight=False)
+    compute, traffic = _costs(name)
+    console.print(f"beside FedAvg, on the phantom: compute {compute}, traffic {traffic}", highlight=False)
     sheet = RichTable("action", "entry", "what leaves the site", title="disclosure sheet")
     for action, entries in method.client.discloses.items():
         for entry, text in entries.items():
@@ -219,11 +225,14 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
 
 @app.command()
 def presets() -> None:
-    """List the presets."""
-    from equipoise.config import preset_names
+    """List the presets, with their data."""
+    from equipoise.config import preset_names, read_raw
+    from equipoise.data.sources import known
 
     for name in preset_names():
-        console.print(name, highlight=False)
+        data = read_raw(name).get("data", {}).get("name", "phantom")
+        note = "" if data in known() else "  [yellow](this source is not built in yet)[/]"
+        console.print(f"{name:<24} {data}{note}", highlight=False)
 
 
 @data_app.command("list")

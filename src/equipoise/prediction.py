@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor
 from equipoise.config import Config, parse_config
 from equipoise.data.augment import build_augmentation
 from equipoise.data.raw import decode
-from equipoise.engine.contract import Batch, Setting
+from equipoise.engine.contract import Batch, Client, Setting
 from equipoise.engine.events import first_event
 from equipoise.engine.files import read_payload, safe_name
-from equipoise.engine.states import read_state
+from equipoise.engine.protocol import Payload
+from equipoise.engine.states import KEPT
 from equipoise.errors import UserError
 from equipoise.methods import get_method, option_tables
 from equipoise.tasks import Classification
@@ -39,27 +42,33 @@ def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -
         device=torch.device("cpu"),
     )
     client = method.client_class(config)(setting)
-    view, kept = _model(run, site, type(client).views_for(setting))
-    client.begin(read_payload(run / "models" / "global.safetensors"), kept)
+    view, personal = _model(run, site, client)
+    kept: Any = personal.pop(KEPT, None)
+    client.begin(read_payload(run / "models" / "global.safetensors") | personal, kept)
     client.set_mode(False)
     pixels = torch.from_numpy(np.stack([_read(path, start["image_size"], config) for path in images]))
     augmentation = build_augmentation(config.augment, start["image_size"], setting.channels)
     with torch.no_grad():
         logits = client.predict(view, Batch(image=augmentation.plain(pixels, None)))
+    if not torch.isfinite(logits).all():
+        raise UserError(f"the model in {run} does not predict: its outputs are not finite")
     return tuple(start["classes"]), logits.softmax(1)
 
 
-def _model(run: Path, site: str | None, views: Sequence[str]) -> tuple[str, dict[str, Tensor] | None]:
-    """Which view predicts, and the state it needs."""
+def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
+    """Which view predicts, and what it needs besides the global model."""
+    views = type(client).views_for(client.setting)
     if site is None:
         if "global" not in views:
-            known = ", ".join(sorted(p.stem for p in (run / "models" / "personal").glob("*.safetensors")))
+            known = ", ".join(sorted(unquote(p.stem) for p in (run / "models" / "personal").glob("*.safetensors")))
             raise UserError(f"this method has only personal models; name a site with --site ({known})")
-        return "global", None
+        return "global", {}
+    if "personal" in views and type(client).adapt is not Client.adapt:
+        raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
     path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
     if "personal" not in views or not path.exists():
         raise UserError(f"{run} has no personal model of site '{site}'")
-    return "personal", read_state(path)
+    return "personal", read_payload(path)
 
 
 def _read(path: Path, size: int, config: Config) -> np.ndarray:

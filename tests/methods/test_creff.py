@@ -126,7 +126,7 @@ def test_in_a_round_the_servers_features_come_nearer_to_what_the_sites_sent():
         sums = gradient_sums(normal(12, size, seed=seed).relu(), labels, classifier)
         gradients = sums / counts.clamp(min=1)[:, None, None]
         model = copied(server.state.model)
-        replies.append(Reply(site, {"model": model, "examples": 12, "gradients": gradients, "class_counts": counts}))
+        replies.append(Reply(site, {"model": model, "examples": 12, "gradients": gradients, "present": counts > 0}))
     conversation = server.round(1, ("a", "b"))
     next(conversation)
     with pytest.raises(StopIteration):
@@ -158,7 +158,8 @@ def test_a_site_sends_mean_gradients_of_the_servers_classifier_on_its_features()
     expected = autograd_gradients(features, batch.label, client.classifier)
     expected = expected / torch.tensor([3.0, 3.0, 2.0, 1.0])[:, None, None]
     torch.testing.assert_close(reply["gradients"], expected, rtol=1e-4, atol=1e-5)
-    assert reply["class_counts"].tolist() == [3, 3, 2, 0]
+    assert reply["present"].tolist() == [True, True, True, False]
+    assert reply.keys() == {"model", "examples", "gradients", "present"}  # no class counts leave the site
 
 
 # ---- the classifier ---------------------------------------------------------------------------------------

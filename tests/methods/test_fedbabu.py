@@ -62,6 +62,12 @@ def test_fine_tuning_moves_what_it_is_told_to(finetuned, moving):
     assert changed(before, client.net.state_dict()) == set(client.entries(client.net, *moving))
 
 
+@pytest.mark.parametrize(("given", "scheduled"), [((), True), (("fedbabu.finetune_lr=0.3",), False)])
+def test_a_fine_tuning_rate_of_its_own_does_not_follow_the_schedule(given, scheduled):
+    phases = new_client("fedbabu", *given).phases
+    assert phases["finetune"].scheduled == scheduled and phases["main"].scheduled
+
+
 def test_on_a_common_test_set_each_site_fine_tunes_on_its_own_images(tmp_path):
     """The same images, the same global model: personal models differ by what they were tuned on."""
     settings = ("data.phantom.common=true", "fedbabu.finetune_epochs=2", "train.rounds=1")

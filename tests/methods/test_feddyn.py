@@ -8,7 +8,7 @@ import torch
 from clients import SHORT, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.nets import groups
-from harness import all_state, assert_same_bits, run_tiny, server_state
+from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_sizes, with_lost_site
 
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")
 ALPHA = 0.2
@@ -63,14 +63,32 @@ def test_after_training_the_linear_term_has_moved_by_alpha_times_the_drift():
         torch.testing.assert_close(ALPHA * offset, g - ALPHA * (w.detach() - w_global), rtol=1e-4, atol=1e-6)
 
 
-def test_the_servers_correction_is_the_mean_of_what_all_sites_keep(tmp_path):
-    """Two of three sites train in a round; what a site keeps before it ever trained is zero."""
-    folder = run_tiny(tmp_path, "feddyn", "train.rounds=3", "train.participation=0.7", "train.aggregation='uniform'")
-    offsets = [kept_of(folder, site, "offset") for site in ("site 1", "site 2", "site 3")]
-    state = server_state(folder)
-    for name in next(offset for offset in offsets if offset):
-        mean = sum(offset[name] for offset in offsets if offset) / 3
-        torch.testing.assert_close(state[f"correction/{name}"], mean, rtol=1e-4, atol=1e-6)
+def assert_mean_of_sites(folder, weighting: str) -> None:
+    """The server's correction is the mean of what sites keep; before a site ever trained that is zero."""
+    sizes, state = site_sizes(), server_state(folder)
+    weights = {site: sizes[site] if weighting == "size" else 1 for site in sizes}
+    kept = {site: kept_of(folder, site, "offset") for site in sizes}
+    for name in next(offset for offset in kept.values() if offset):
+        mean = sum(weights[site] * offset[name] for site, offset in kept.items() if offset) / sum(weights.values())
+        torch.testing.assert_close(state[f"correction/{name}"], mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_the_servers_correction_is_the_mean_of_what_all_sites_keep(tmp_path, weighting):
+    """Two of three sites train in a round."""
+    settings = ("train.rounds=3", "train.participation=0.7", f"train.aggregation='{weighting}'")
+    assert_mean_of_sites(run_tiny(tmp_path, "feddyn", *settings), weighting)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_a_lost_site_leaves_the_mean_right(tmp_path, weighting):
+    folder = run_tiny(tmp_path, with_lost_site("feddyn"), f"train.aggregation='{weighting}'")
+    assert list(events(folder, "round")[0]["missing"]) == ["site 2"]
+    assert_mean_of_sites(folder, weighting)
+
+
+def test_without_the_dynamic_terms_sites_are_not_asked_for_their_size():
+    assert list(new_server("feddyn", "feddyn.alpha=0").start(("a", "b"))) == []
 
 
 def test_the_server_takes_the_accumulated_drift_off_the_mean_but_not_off_statistics():

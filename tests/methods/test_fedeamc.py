@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from clients import SHORT, new_client, noise_batch
 from harness import all_state, assert_same_bits, run_tiny
+
+
+@pytest.mark.parametrize("loss", ["ce", "focal"])
+def test_without_the_exponent_it_is_fedavg_bit_for_bit(tmp_path, loss):
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, f"train.loss='{loss}'")
+    limit = run_tiny(tmp_path / "fedeamc", "fedeamc", *SHORT, f"train.loss='{loss}'", "fedeamc.power=0")
+    assert_same_bits(all_state(plain), all_state(limit))
+
+
+def test_a_power_of_one_half_weighs_by_the_root_of_counts_and_one_on_average():
+    client, batch = new_client("fedeamc", "fedeamc.power=0.5", class_counts=(4.0, 1.0, 1.0, 0.0)), noise_batch(6)
+    batch.label = torch.tensor([0] * 4 + [1, 2])
+    out = client.outputs(batch)
+    weights = torch.tensor([0.5] * 4 + [1.0, 1.0])
+    losses = F.cross_entropy(out.logits, batch.label, reduction="none")
+    torch.testing.assert_close(client.loss(batch, out), (weights / weights.mean() * losses).mean())
 
 
 def test_method_and_loss_of_this_name_are_one(tmp_path):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
 from clients import SHORT, changed, copied, new_client, noise_batch
-from equipoise.engine.contract import Client
+from equipoise.engine.contract import Client, Setting
+from equipoise.engine.local import new_slot
 from equipoise.engine.protocol import Train
-from harness import all_state, assert_same_bits, events, run_tiny
+from equipoise.engine.site import Request, exhaust
+from equipoise.engine.training import SiteData
+from equipoise.methods import get_method
+from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 ALPHA = 0.05
 
@@ -23,10 +29,10 @@ def test_without_adaptation_it_is_fedavg(tmp_path):
     assert finals[0]["metrics"] == finals[1]["metrics"]
 
 
-def precise_client(variant: str) -> Client:
+def precise_client(variant: str, *more: str) -> Client:
     """A client in float64 whose norm layers use running statistics: its loss is a fixed, smooth function of weights."""
     settings = (f"perfedavg.alpha={ALPHA}", f"perfedavg.variant='{variant}'", "perfedavg.delta=1e-5")
-    client = new_client("perfedavg", *settings)
+    client = new_client("perfedavg", *settings, *more)
     client.net.double()
     client.set_mode(True, "eval")
     return client
@@ -57,7 +63,7 @@ def loss_at(client: Client, batch):
     )
 
 
-@pytest.mark.parametrize("variant", ["fo", "hf"])
+@pytest.mark.parametrize("variant", ["fo", "hf", "exact"])
 def test_a_step_follows_the_gradient_through_the_adaptation(variant):
     """(I - alpha H(w; D'')) g(w - alpha g(w; D); D') with an exact Hessian; first order without it."""
     client = precise_client(variant)
@@ -66,7 +72,7 @@ def test_a_step_follows_the_gradient_through_the_adaptation(variant):
     inner = torch.autograd.grad(loss_at(client, batches[0])(*weights), weights)
     adapted = tuple((w - ALPHA * g).detach().requires_grad_() for w, g in zip(weights, inner))
     expected = torch.autograd.grad(loss_at(client, batches[1])(*adapted), adapted)
-    if variant == "hf":
+    if variant != "fo":
         _, curvature = torch.autograd.functional.hvp(loss_at(client, batches[2]), weights, expected)
         first_order, expected = expected, [g - ALPHA * c for g, c in zip(expected, curvature)]
         assert not torch.allclose(first_order[0], expected[0], rtol=1e-2)
@@ -74,7 +80,7 @@ def test_a_step_follows_the_gradient_through_the_adaptation(variant):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(("variant", "batches"), [("fo", 2), ("hf", 3)])
+@pytest.mark.parametrize(("variant", "batches"), [("fo", 2), ("hf", 3), ("exact", 3)])
 def test_every_gradient_has_a_batch_of_its_own_and_weights_come_back(variant, batches):
     client = precise_client(variant)
     assert client.batches_per_step == batches
@@ -86,6 +92,53 @@ def test_every_gradient_has_a_batch_of_its_own_and_weights_come_back(variant, ba
         other[position].image = -other[position].image
         gradients.append(meta_gradient(client, other))
     assert len({g[0].sum().item() for g in gradients}) == batches + 1
+
+
+def test_differences_are_taken_without_dropout_and_in_full_precision(monkeypatch):
+    """Noise of size s in a gradient would be s / delta in the product: here a hundred thousand times as much."""
+    client = precise_client("hf", "net.dropout=0.5")
+    (batch,) = batches_of(1)
+    parameters = list(client.net.parameters())
+    direction = [torch.ones_like(p) for p in parameters]
+    precisions: list[bool] = []
+    monkeypatch.setattr(client, "precision", lambda: precisions.append(client._autocast) or nullcontext())
+    client._autocast = True
+    # With `_autocast` set, outputs would go through `precision`, which notes it.
+    found = client.gradient_difference(batch, parameters, direction)
+    assert precisions == [] and client._autocast and client.net.dropout.training
+    client._autocast = False
+    client.net.dropout.eval()
+    for one, other in zip(found, client.hessian_product(batch, parameters, direction), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["hf", "exact"])
+def test_norm_layers_stay_in_the_mode_of_the_phase_in_every_pass(variant):
+    client = precise_client(variant)
+    client.set_mode(True)
+    before = client.net.body[1].num_batches_tracked.item()
+    meta_gradient(client, batches_of(3))
+    assert client.net.body[1].num_batches_tracked.item() - before == {"hf": 4, "exact": 3}[variant]
+
+
+def test_alpha_does_not_follow_the_schedule_of_the_learning_rate(monkeypatch):
+    """In round 3 of a schedule that halves each round, beta is a quarter and alpha what it was."""
+    settings = ("train.schedule.name='step'", "train.schedule.every=1", "train.schedule.gamma=0.5")
+    config = tiny_config("perfedavg", "perfedavg.alpha=0.3", *settings)
+    method, federation = get_method("perfedavg"), tiny_federation(config)
+    setting = Setting.of(config, method, federation)
+    slot, site = new_slot(method, setting), federation.sites[0]
+    rates: dict[str, float] = {}
+    monkeypatch.setattr(
+        type(slot.client),
+        "step",
+        lambda client, batches, phase: (
+            rates.update({name: p.optimiser.lr.item() for name, p in client.phases.items()}) or torch.zeros(())
+        ),
+    )
+    data = SiteData(site, setting.num_classes, setting.device)
+    exhaust(slot.perform(Request("train", site.name, 3), {"model": setting.new_net().state_dict()}, None, data))
+    assert rates == pytest.approx({"main": config.train.optimiser.lr / 4, "adapt": 0.3})
 
 
 def test_a_site_adapts_by_one_plain_gradient_step():
@@ -105,6 +158,6 @@ def test_personal_models_are_the_adapted_ones_and_nothing_of_them_is_kept(tmp_pa
     once = run_tiny(tmp_path / "once", "perfedavg", *SHORT, *settings)
     more = run_tiny(tmp_path / "more", "perfedavg", *SHORT, *settings, "perfedavg.adapt_steps=3")
     assert_same_bits(all_state(once), all_state(more))
-    finals = [{e["view"]: e["confusion"] for e in events(f, "final") if e["scope"] == "pooled"} for f in (once, more)]
+    finals = [{e["view"]: e["metrics"] for e in events(f, "final") if e["scope"] == "pooled"} for f in (once, more)]
     assert finals[0]["global"] == finals[1]["global"]
     assert finals[0]["personal"] != finals[0]["global"] and finals[0]["personal"] != finals[1]["personal"]

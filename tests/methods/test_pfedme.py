@@ -9,18 +9,27 @@ import torch.nn.functional as F
 from clients import SHORT, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.nets import groups
-from harness import assert_same_bits, events, run_tiny, server_state
+from harness import all_state, assert_same_bits, events, run_tiny, server_state
 
-PLAIN = ("train.optimiser.momentum=0", "train.optimiser.lr=0.02")
+PLAIN = ("pfedme.personal_lr=0.02",)
 
 
-@pytest.mark.parametrize("optimiser", [(), ("train.optimiser.name='adam'",)], ids=["sgd", "adam"])
-def test_one_inner_step_that_is_followed_all_the_way_is_fedavg(tmp_path, optimiser):
+def test_one_inner_step_that_is_followed_all_the_way_is_fedavg_with_plain_descent(tmp_path):
     """With theta = w the pull is 0, and w - eta lambda (w - theta) is theta where eta lambda = 1."""
     whole = ("pfedme.inner_steps=1", "pfedme.regularisation=16", "pfedme.eta=0.0625")
-    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, *optimiser)
-    limit = run_tiny(tmp_path / "pfedme", "pfedme", *SHORT, *whole, *optimiser)
+    plain = run_tiny(
+        tmp_path / "fedavg", "fedavg", *SHORT, "train.optimiser.lr=0.02", "train.optimiser.momentum=0"
+    )
+    limit = run_tiny(tmp_path / "pfedme", "pfedme", *SHORT, *whole, *PLAIN)
     assert_same_bits(server_state(plain), server_state(limit))
+
+
+def test_the_optimiser_of_other_methods_and_its_schedule_play_no_part(tmp_path):
+    others = ("train.optimiser.name='adam'", "train.optimiser.lr=0.5", "train.optimiser.weight_decay=0.1")
+    schedule = ("train.schedule.name='step'", "train.schedule.every=1", "train.schedule.gamma=0.1")
+    usual = run_tiny(tmp_path / "usual", "pfedme", *SHORT)
+    same = run_tiny(tmp_path / "same", "pfedme", *SHORT, *others, *schedule)
+    assert_same_bits(all_state(usual), all_state(same))
 
 
 def test_a_step_is_the_papers_two_levels_of_descent():

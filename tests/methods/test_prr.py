@@ -114,7 +114,7 @@ class GoldenSetting(Setting):
 def golden_client(g: Mapping[str, Tensor]) -> PRRClient:
     config = tiny_config("prr", "train.optimiser.momentum=0")
     options = get_method("prr").options(warmup=0)
-    client = PRRClient(GoldenSetting(config, options, Classification(GOLDEN_CLASSES), 1, 16))
+    client = PRRClient(GoldenSetting(config, options, Classification(GOLDEN_CLASSES), 1, 16, torch.device("cpu")))
     client.begin({"federation_counts": g["class_counts"], "prototypes": g["global_proto"]}, None)
     with torch.no_grad():
         for net, name in ((client.net, "personal"), (client.deputy, "deputy")):

@@ -8,7 +8,7 @@ import torch
 from clients import copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.nets import groups
-from harness import assert_same_bits, events, run_tiny, server_state
+from harness import assert_same_bits, events, run_tiny, server_state, site_sizes, with_lost_site
 
 PLAIN = ("train.optimiser.momentum=0", "train.optimiser.lr=0.05")
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")
@@ -61,23 +61,38 @@ def mean_of_sites(folder, weights) -> dict[str, torch.Tensor]:
     return {n: sum(w * v[n] for w, v in zip(weights, own) if v) / total for n in names}
 
 
+def assert_mean_of_sites(folder, weighting: str) -> None:
+    """The server's variate is the mean of what sites keep, by their number of images or all alike."""
+    sizes, state = site_sizes(), server_state(folder)
+    assert len(set(sizes.values())) > 1
+    weights = [sizes[site] if weighting == "size" else 1 for site in SITES]
+    for name, mean in mean_of_sites(folder, weights).items():
+        torch.testing.assert_close(state[f"variate/{name}"], mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("participation", [1.0, 0.7])
-def test_the_common_variate_is_the_mean_of_the_sites_own(tmp_path, participation):
+def test_the_common_variate_is_the_mean_of_the_sites_own(tmp_path, participation, weighting):
     """At 0.7 two of three sites train in a round, one of them perhaps late."""
-    folder = run_tiny(
-        tmp_path, "scaffold", "train.rounds=3", f"train.participation={participation}", "train.aggregation='uniform'"
-    )
-    state = server_state(folder)
-    for name, mean in mean_of_sites(folder, (1, 1, 1)).items():
-        torch.testing.assert_close(state[f"variate/{name}"], mean)
+    settings = (f"train.participation={participation}", f"train.aggregation='{weighting}'")
+    assert_mean_of_sites(run_tiny(tmp_path, "scaffold", "train.rounds=3", *settings), weighting)
 
 
-def test_where_sites_count_by_size_so_do_their_variates(tmp_path):
-    folder = run_tiny(tmp_path, "scaffold")
-    trained = events(folder, "round")[-1]["sites"]
-    state = server_state(folder)
-    for name, mean in mean_of_sites(folder, [trained[site]["examples"] for site in SITES]).items():
-        torch.testing.assert_close(state[f"variate/{name}"], mean)
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_a_lost_site_leaves_the_mean_right(tmp_path, weighting):
+    folder = run_tiny(tmp_path, with_lost_site("scaffold"), f"train.aggregation='{weighting}'")
+    assert list(events(folder, "round")[0]["missing"]) == ["site 2"]
+    assert_mean_of_sites(folder, weighting)
+
+
+def test_a_site_that_does_not_tell_its_size_at_the_start_passes_for_one_of_mean_size():
+    server = new_server("scaffold")
+    conversation = server.start(("a", "b", "c"))
+    assert (ask := next(conversation)).action == "count" and ask.sites == ("a", "b", "c")
+    counted = Replies([Reply("a", {"examples": 30}), Reply("c", {"examples": 50})], {"b": "lost"})
+    with pytest.raises(StopIteration):
+        conversation.send(counted)
+    assert server.participation(counted) == pytest.approx(80 / 120)
 
 
 @pytest.mark.parametrize("lr", [0.05, 0.02], ids=["base rate", "decayed rate"])

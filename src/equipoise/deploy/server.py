@@ -31,6 +31,8 @@ from equipoise.methods import get_method
 from equipoise.runs import with_net
 
 CONSORTIUM = "consortium.json"
+#: on resume, how long sites have to find the new SuperLink; Flower's nodes try ever more seldom, up to 20 s apart
+RECONNECT_SECONDS = 120.0
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPo
         known = json.loads(path.read_text())
         if [d["site"] for d in known["sites"]] != list(settings.sites):
             raise UserError(f"{folder} holds a run of other sites than the server's file names")
-        _wait_for_sites(post, list(settings.sites), config.train.min_sites, settings.wait)
+        _wait_for_sites(post, list(settings.sites), config.train.min_sites, min(settings.wait, RECONNECT_SECONDS))
         return known
     if (folder / "events.jsonl").exists():
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
@@ -115,7 +117,8 @@ def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPo
 
 
 def _wait_for_sites(post: Post, sites: Sequence[str], enough: int, patience: float) -> None:
-    missing = post.gather(sites, enough, patience)
+    """Wait for all sites; go on without some where enough of them are there."""
+    missing = post.gather(sites, len(sites), patience)
     if len(sites) - len(missing) < enough:
         raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
 

@@ -110,10 +110,10 @@ class Engine:
         return Replies(self._sound(replies, ask), dict(self.failed))
 
     def evaluate(
-        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
+        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request], round_number: int
     ) -> Generator[None, None, list[Outcome]]:
-        """Measure models at sites; nothing that sites keep changes."""
-        known = {name: value for name, value in message.items() if not isinstance(value, PerSite)}
+        """Measure the models of a round at sites; nothing that sites keep changes."""
+        known = shared_part(message)
         own = {name: value for name, value in message.items() if isinstance(value, PerSite)}
         sites = {request.site for request in requests}
         filled = {
@@ -121,7 +121,7 @@ class Engine:
             for name, value in own.items()
         }
         ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
-        asked = [replace(request, action=EVALUATE, round=max(self._round, 1)) for request in requests]
+        asked = [replace(request, action=EVALUATE, round=max(round_number, 1)) for request in requests]
         outcomes = yield from self.place.run(asked, ask, version="")
         self.unmeasured = {}
         return [
@@ -129,9 +129,11 @@ class Engine:
             for request, outcome in zip(asked, outcomes)
         ]
 
-    def publish(self, folder: Path, shared: Payload, sites: Sequence[str]) -> Generator[None, None, None]:
+    def publish(
+        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str]
+    ) -> Generator[None, None, None]:
         """Write out the models of the present state: the server's in `folder`, personal ones where they belong."""
-        write_payload(folder / "global.safetensors", shared)
+        write_payload(folder / "global.safetensors", shared_part(message))
         yield from ()
 
     # ---- what comes back --------------------------------------------------------------------------
@@ -180,6 +182,11 @@ class Engine:
             else:
                 self._fail(reply.site, f"{ask.action}: {problem}")
         return sound
+
+
+def shared_part(message: Mapping[str, Value | PerSite]) -> Payload:
+    """The entries of a message that are the same for every site."""
+    return {name: value for name, value in message.items() if not isinstance(value, PerSite)}
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:

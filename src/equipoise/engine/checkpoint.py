@@ -25,7 +25,6 @@ class Manifest:
     sites: dict[str, str] = field(default_factory=dict)
     selection: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    evaluated: bool = True
 
 
 class Checkpoints:

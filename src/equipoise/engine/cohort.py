@@ -2,7 +2,8 @@
 
 Medical federations train small batches, so a GPU that is fed step by step waits for launches. A slot is a model
 replica with its optimiser, static input buffers and one CUDA graph per kind of step; the steps of all slots are
-issued in turn, each on its slot's stream. Memory grows with slots, not with sites.
+issued in turn, each on its slot's stream. Nets, moments and graphs are held per slot, however many sites there are;
+images and the replies of an ask stay on the device too.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class CapturedSteps:
         self.enabled = enabled
         self.generator = torch.cuda.default_generators[torch.cuda.current_device()].clone_state()
         self.seconds = 0.0
+        self.stepped = False
         self._graphs: dict[Any, Captured] = {}
         self._seen: dict[Any, int] = {}
         self._pool: Any = None
@@ -65,6 +67,7 @@ class CapturedSteps:
         torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(self.generator)
 
     def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
+        self.stepped = True
         key = (phase, client.norm_mode, *(_shapes(batch) for batch in batches))
         if key not in self._graphs and not self._worth_capturing(key, client, batches):
             eager_step(client, phase, batches, loss_sum)
@@ -94,16 +97,18 @@ class CapturedSteps:
         state = self.generator.get_state()
         began = torch.cuda.Event(enable_timing=True)
         began.record()
-        for _ in range(WARM_UP_STEPS):
-            eager_step(client, phase, static, loss_sum)
-        with torch.no_grad():
-            torch._foreach_copy_(tensors, before)
-        self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
-            eager_step(client, phase, static, loss_sum)
-        self._pool = self._pool or graph.pool()
-        self.generator.set_state(state)
+        try:
+            for _ in range(WARM_UP_STEPS):
+                eager_step(client, phase, static, loss_sum)
+            self.stream.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+                eager_step(client, phase, static, loss_sum)
+            self._pool = self._pool or graph.pool()
+        finally:  # also when it cannot be captured: the eager step then starts from the right values
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, before)
+            self.generator.set_state(state)
         ended = torch.cuda.Event(enable_timing=True)
         ended.record()
         ended.synchronize()
@@ -127,15 +132,13 @@ class Cohort:
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Generator[None, None, list[Any]]:
         """Perform all requests; outcomes in the order of the requests."""
-        ready = torch.cuda.Event()
-        ready.record()
         outcomes: dict[int, Outcome | SiteFailure] = {}
         waiting = list(enumerate(requests))
         active: list[tuple[Slot, int, Iterator[None]]] = []
         while waiting or active:
             while waiting and (slot := self._free_slot(active)) is not None:
                 index, request = waiting.pop(0)
-                _stream(slot).wait_event(ready)
+                _stream(slot).wait_stream(torch.cuda.current_stream())
                 active.append((slot, index, self._perform(slot, request, ask)))
             for entry in list(active):
                 slot, index, work = entry
@@ -179,9 +182,10 @@ class Cohort:
         """Whether another slot fits: as many as asked for, or as the memory of those so far allows."""
         if not self.slots or self.wanted:
             return len(self.slots) < (self.wanted or 1)
+        if len(self.slots) >= MOST_SLOTS or not all(slot.run_step.stepped for slot in self.slots):  # type: ignore[attr-defined]
+            return False
         free, total = torch.cuda.mem_get_info()
-        per_slot = max((total - free) / len(self.slots), 1.0)
-        return len(self.slots) < MOST_SLOTS and per_slot < MEMORY_SHARE * free
+        return (total - free) / len(self.slots) < MEMORY_SHARE * free
 
     def close(self) -> None:
         """Let go of graphs and replicas, and give the default random stream back."""

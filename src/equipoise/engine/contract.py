@@ -71,7 +71,8 @@ class Setting:
     def seeded(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()` under the named random stream, moved to the device: the same everywhere."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream(self.config.seed, "initial", name))
+            # Not torch.manual_seed, which would also restart the random streams of slots on a GPU.
+            torch.random.default_generator.manual_seed(stream(self.config.seed, "initial", name))
             made = make().to(self.device)
         if isinstance(made, nn.Module) and self.config.compute.channels_last:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -142,10 +143,14 @@ class Server:
 
 @dataclass
 class Phase:
-    """Which parameters train, by which optimiser, and whether norm layers use batch statistics."""
+    """Which parameters train, by which optimiser, and whether norm layers use batch statistics.
+
+    `scheduled`: whether its learning rate follows train.schedule; a step size that is a method's own does not.
+    """
 
     optimiser: Optimiser
     norm: str = "train"
+    scheduled: bool = True
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,7 @@ class Client:
         self.norm_mode = "train"
         self.site = ""
         self.round = 0
+        self.occasion: tuple[str, ...] = ()
         self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
         self._supervised = supervised_loss(self.config.train.loss)
         self.build()
@@ -201,6 +207,11 @@ class Client:
     def views_for(cls, setting: Setting) -> tuple[str, ...]:
         """The models that can be evaluated under these options."""
         return cls.views
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        """Config keys that have no effect under these options, because the method brings its own."""
+        return ()
 
     # ---- declarations, used in build() ---------------------------------------------------------
 
@@ -232,18 +243,24 @@ class Client:
         entries: Iterable[str] | None = None,
         optimiser: OptimiserConfig | None = None,
         norm: str = "train",
+        scheduled: bool = True,
     ) -> None:
-        """Declare a way to train: the named parameters of a module (or of several, by name)."""
+        """Declare a way to train: the named parameters of a module (or of several models, by name).
+
+        Where gradients are clipped, each of several models is clipped by its own norm.
+        """
         named = modules.items() if isinstance(modules, Mapping) else [("", modules)]
         wanted = None if entries is None else set(entries)
         chosen = [
-            (f"{prefix}.{key}" if prefix else key, parameter)
+            (prefix, key, parameter)
             for prefix, module in named
             for key, parameter in module.named_parameters()
             if wanted is None or key in wanted
         ]
         config = optimiser or self.config.train.optimiser
-        self.phases[name] = Phase(Optimiser(chosen, config), norm)
+        parameters = [(f"{prefix}.{key}" if prefix else key, parameter) for prefix, key, parameter in chosen]
+        models = [prefix for prefix, _, _ in chosen]
+        self.phases[name] = Phase(Optimiser(parameters, config, models), norm, scheduled)
         state = self.phases[name].optimiser.state()
         if state:
             role = "kept" if config.keep else "scratch"
@@ -354,8 +371,11 @@ class Client:
 
     def random(self, purpose: str, *more: str | int) -> torch.Generator:
         """A generator of this site's own for this purpose and round."""
-        seed = stream(self.config.seed, purpose, self.round, self.site, *more)
-        return torch.Generator(device=self.setting.device).manual_seed(seed)
+        return torch.Generator(device=self.setting.device).manual_seed(self.stream(purpose, *more))
+
+    def stream(self, purpose: str, *more: str | int) -> int:
+        """The seed of a random stream of this site, round and occasion (training, or a fine-tuning to evaluate)."""
+        return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)
 
     def precision(self) -> torch.autocast:
         """The context in which nets run: bfloat16 where the config asks for it on a GPU."""
@@ -431,10 +451,12 @@ class Client:
 
 
 def _poison(tensor: Tensor) -> None:
-    """Make use of a value that was never given visible: NaN, or the lowest integer."""
+    """Make use of a value that was never given visible: NaN, the lowest integer, or False."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
-    elif tensor.dtype != torch.bool:
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(False)
+    else:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 

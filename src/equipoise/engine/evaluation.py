@@ -16,6 +16,7 @@ from equipoise.engine.base import Engine
 from equipoise.engine.contract import Server
 from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
+from equipoise.errors import UserError
 from equipoise.tasks import Task
 
 
@@ -52,13 +53,17 @@ class Evaluator:
     def deciding_view(self) -> str:
         """Whose validation score selects the round: personal models where there are any."""
         wanted = self.server.setting.config.evaluation.view
-        if wanted in self.views:
-            return wanted
-        return "personal" if "personal" in self.views else "global"
+        if wanted == "auto":
+            return "personal" if "personal" in self.views else "global"
+        if wanted not in self.views:
+            raise UserError(f"evaluation.view = {wanted!r}, but the method has only {' and '.join(self.views)} models")
+        return wanted
 
-    def round_scores(self, parts: Sequence[str], scores: bool = False) -> Generator[None, None, list[Score]]:
-        """Scores of every view at every place that has images in the parts."""
-        return (yield from self._measure(self._requests(parts, scores)))
+    def round_scores(
+        self, number: int, parts: Sequence[str], scores: bool = False
+    ) -> Generator[None, None, list[Score]]:
+        """Scores of every view of a round's models at every place that has images in the parts."""
+        return (yield from self._measure(number, self._requests(parts, scores)))
 
     def _requests(self, parts: Sequence[str], scores: bool) -> list[Request]:
         common = (self.federation.common,) if self.federation.common else ()
@@ -74,18 +79,18 @@ class Evaluator:
             requests += [_request(s, ("personal",), parts, scores, data=common[0].name) for s in trains]
         return requests
 
-    def _measure(self, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
-        outcomes = yield from self.engine.evaluate(self.server.message(), requests)
+    def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
+        outcomes = yield from self.engine.evaluate(self.server.message(), requests, number)
         return [
             Score.of(self.task, request.site, key.partition(".")[0], key.partition(".")[2], counts)
             for request, outcome in zip(requests, outcomes)
             for key, counts in outcome.measures.items()
         ]
 
-    def final(self, tail: Sequence[Sequence[Score]] | None) -> Generator[None, None, list[dict[str, Any]]]:
-        """Test scores of the selected models: per site, mean over sites, pooled, and unseen cohorts."""
-        rounds = tail or [(yield from self.round_scores(("test",), scores=True))]
-        cohorts = yield from self._cohorts()
+    def final(self, number: int, tail: Sequence[Sequence[Score]] | None) -> Generator[None, None, list[dict[str, Any]]]:
+        """Test scores of the selected round's models: per site, mean over sites, pooled, and unseen cohorts."""
+        rounds = tail or [(yield from self.round_scores(number, ("test",), scores=True))]
+        cohorts = yield from self._cohorts(number)
         return [*self._finals(rounds), *cohorts]
 
     def _finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
@@ -114,16 +119,15 @@ class Evaluator:
             counts["auc"] = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
         return self.task.summary(counts)
 
-    def _cohorts(self) -> Generator[None, None, list[dict[str, Any]]]:
-        """Unseen cohorts: the global model, or else the first site's personal model (PRR's Table X)."""
+    def _cohorts(self, number: int) -> Generator[None, None, list[dict[str, Any]]]:
+        """Unseen cohorts: the global model, and the first site's personal one (PRR's Table X)."""
         first, found = self.federation.training_sites()[0].name, []
         for cohort in self.federation.cohorts:
-            if "global" in self.views:
-                request = _request(cohort.name, ("global",), ("test",), False)
-            else:
-                request = _request(first, ("personal",), ("test",), False, data=cohort.name)
-            for score in (yield from self._measure([request])):
-                found.append({"view": score.view, "scope": "cohort", "site": cohort.name, **score.summary})
+            for view in self.views:
+                place = (cohort.name, "") if view == "global" else (first, cohort.name)
+                request = _request(place[0], (view,), ("test",), False, data=place[1])
+                for score in (yield from self._measure(number, [request])):
+                    found.append({"view": view, "scope": "cohort", "site": cohort.name, **score.summary})
         return found
 
 

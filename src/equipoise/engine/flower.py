@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pydantic import Field, PositiveFloat
 
 from equipoise.config import Table
-from equipoise.engine.base import Engine, Outcomes
+from equipoise.engine.base import Engine, Outcomes, shared_part
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import SpilledPayload, safe_name, write_payload, write_text
 from equipoise.engine.parcels import (
@@ -118,14 +118,18 @@ class FlowerEngine(Engine):
             self.journal.close()
 
     def evaluate(
-        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request]
+        self, message: Mapping[str, Value | PerSite], requests: Sequence[Request], round_number: int
     ) -> Generator[None, None, list[Outcome]]:
         """Measure models at sites; raw scores of single patients are never asked for."""
-        return (yield from super().evaluate(message, [replace(request, scores=False) for request in requests]))
+        without = [replace(request, scores=False) for request in requests]
+        return (yield from super().evaluate(message, without, round_number))
 
-    def publish(self, folder: Path, shared: Payload, sites: Sequence[str]) -> Generator[None, None, None]:
+    def publish(
+        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str]
+    ) -> Generator[None, None, None]:
         """Write out the global model here; each site writes its own and a copy of the global one on its disk."""
-        yield from super().publish(folder, shared, sites)
+        yield from super().publish(folder, message, sites)
+        shared = shared_part(message)
         ask = Ask(PUBLISH, sites, **shared)
         yield from self.place.run([Request(PUBLISH, site, self._round) for site in sites], ask, version="")
 

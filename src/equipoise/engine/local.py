@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from equipoise.engine.base import Engine, Outcomes, Place
 from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import SpilledPayload, read_payload, safe_name, write_payload
-from equipoise.engine.protocol import Ask, Payload, PerSite, SiteFailure, payload_bytes
+from equipoise.engine.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
-from equipoise.engine.states import SiteStates, read_state, write_state
+from equipoise.engine.states import KEPT, SiteStates, read_state, write_state
 from equipoise.engine.training import SiteData, Steps
 
 #: replies of one ask held in memory; the rest lies in files
@@ -75,13 +75,17 @@ class LocalEngine(Engine):
         super().begin(round_number, attempt)
         shutil.rmtree(self.exchange, ignore_errors=True)
 
-    def publish(self, folder: Path, shared: Payload, sites: Sequence[str]) -> Generator[None, None, None]:
-        """Write out the global model, and what each site keeps beside it."""
-        yield from super().publish(folder, shared, sites)
+    def publish(
+        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str]
+    ) -> Generator[None, None, None]:
+        """Write out the global model, and beside it what each site keeps and is sent for itself alone."""
+        yield from super().publish(folder, message, sites)
         for site in sites:
+            own = {name: value.values[site] for name, value in message.items() if isinstance(value, PerSite)}
             kept = self.states.load(site)
-            if kept is not None:
-                write_state(folder / "personal" / f"{safe_name(site)}.safetensors", kept)
+            if kept is not None or own:
+                path = folder / "personal" / f"{safe_name(site)}.safetensors"
+                write_payload(path, own if kept is None else {**own, KEPT: kept})
 
     def data(self, name: str) -> SiteData:
         """The images of a site, a common set or a cohort: memory maps on a CPU, resident on a GPU."""

@@ -21,7 +21,7 @@ from equipoise.engine.evaluation import Evaluator, Score, mean_scores, pack_scor
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import write_text
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.protocol import Conversation, PerSite, Replies, payload_bytes
+from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.errors import UserError
 from equipoise.streams import stream
 
@@ -77,6 +77,7 @@ class Run:
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
+            self.evaluator.deciding_view()
             # Whatever is wrong with the settings has shown by now: from here on the folder is written.
             self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
             try:
@@ -128,17 +129,35 @@ class Run:
             image_size=self.federation.image_size,
             channels=self.federation.channels,
             sites=[self._site_facts(site) for site in self._everyone()],
-            warnings=list(self.federation.warnings),
+            warnings=[*self.federation.warnings, *self._ineffective()],
             disclosure=self.engine.client.discloses,
             paper=self.method.paper,
             parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
             model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),
         )
-        self.engine.begin(0, 0)
-        yield from self._converse(self.server.start(self.sites))
+        before = self.server.state.snapshot()
+        for attempt in range(ATTEMPTS):
+            self.engine.begin(0, attempt)
+            try:
+                # What is gathered here holds for the whole run: every site has to answer.
+                yield from self._converse(self.server.start(self.sites), len(self.sites))
+                break
+            except RoundFailed as failure:
+                self.server.state.restore(before, self.setting.device)
+                self._tell("warning", text=f"the start is repeated: {failure}")
+        else:
+            raise RuntimeError(f"the start failed {ATTEMPTS} times: {self.engine.failed}")
         self.engine.commit()
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
+
+    def _ineffective(self) -> Iterator[str]:
+        """Warnings about settings that differ from their defaults but do nothing under this method."""
+        values, usual = self.config.model_dump(), Config().model_dump()
+        for key in self.engine.client.ignores(self.setting):
+            table, _, name = key.partition(".")
+            if values[table][name] != usual[table][name]:
+                yield f"{key} = {values[table][name]!r} has no effect: {self.config.method} brings its own"
 
     def _everyone(self) -> Iterator[Site]:
         yield from self.federation.sites
@@ -164,7 +183,8 @@ class Run:
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
             try:
-                yield from self._converse(self.server.round(number, self._drawn(number, attempt)))
+                conversation = self.server.round(number, self._drawn(number, attempt))
+                yield from self._converse(conversation, self.config.train.min_sites)
                 break
             except RoundFailed as failure:
                 self.server.state.restore(before, self.setting.device)
@@ -192,8 +212,8 @@ class Run:
         chosen = set(draw.sample(self.sites, count))
         return [site for site in self.sites if site in chosen]
 
-    def _converse(self, conversation: Conversation) -> Steps:
-        """Let the server's generator ask, and send it the replies."""
+    def _converse(self, conversation: Conversation, least: int) -> Steps:
+        """Let the server's generator ask, and send it the replies; with fewer than `least` the round fails."""
         replies: Replies | None = None
         while True:
             try:
@@ -201,7 +221,7 @@ class Run:
             except StopIteration:
                 return
             replies = yield from self.engine.ask(ask)
-            if len(replies) < min(self.config.train.min_sites, len(ask.sites)):
+            if len(replies) < min(least, len(ask.sites)):
                 conversation.close()
                 lost = "; ".join(f"{site}: {why}" for site, why in replies.missing.items())
                 raise RoundFailed(f"only {len(replies)} of {len(ask.sites)} sites answered '{ask.action}' ({lost})")
@@ -218,7 +238,7 @@ class Run:
             return
         in_tail = settings.rule == "mean_last" and number > self.config.train.rounds - settings.last
         parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
-        scores = yield from self.evaluator.round_scores(parts)
+        scores = yield from self.evaluator.round_scores(number, parts)
         self._tell_unmeasured(number)
         for score in scores:
             self._tell_score(score, number)
@@ -274,10 +294,9 @@ class Run:
         chosen = self.selection.get("round", self.config.train.rounds)
         if chosen != self.config.train.rounds:
             self._restore(chosen)
-        shared = {k: v for k, v in self.server.message().items() if not isinstance(v, PerSite)}
-        yield from self.engine.publish(self.folder / "models", shared, self.sites)
+        yield from self.engine.publish(self.folder / "models", self.server.message(), self.sites)
         tail = self.tail if rule == "mean_last" else None
-        for fields in (yield from self.evaluator.final(tail)):
+        for fields in (yield from self.evaluator.final(chosen, tail)):
             self._tell("final", part="test", rule=rule, round=chosen, **fields)
 
     def _tell(self, event: str, **fields: Any) -> None:

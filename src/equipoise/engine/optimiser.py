@@ -11,13 +11,22 @@ from equipoise.config import OptimiserConfig
 
 
 class Optimiser:
-    """Updates `parameters` in place by torch's fused kernels; the learning rate is a tensor on their device."""
+    """Updates `parameters` in place by torch's fused kernels; the learning rate is a tensor on their device.
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: OptimiserConfig):
+    `models` names the model that each parameter belongs to, where they belong to several: clipping couples none.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimiserConfig,
+        models: Sequence[str] | None = None,
+    ):
         self.config = config
         named = list(parameters)
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
+        self.models = list(models) if models is not None else [""] * len(named)
         device = self.parameters[0].device
         self.lr = torch.zeros((), device=device)
         kinds = {"sgd": ("momentum",) if config.momentum else (), "adam": ("mean", "square")}[config.name]
@@ -39,7 +48,7 @@ class Optimiser:
         used = [i for i, _ in found]
         grads = [_laid_out_like(gradient, self.parameters[i]) for i, gradient in found]
         if self.config.clip is not None:
-            grads = clip_by_norm(grads, self.config.clip)
+            grads = clip_each(grads, [self.models[i] for i in used], self.config.clip)
         parameters = [self.parameters[i] for i in used]
         moments = [[self.moments[kind][i] for i in used] for kind in self.moments]
         if self.config.name == "sgd":
@@ -73,6 +82,16 @@ class Optimiser:
                 amsgrad=False,
                 maximize=False,
             )
+
+
+def clip_each(gradients: list[Tensor], models: Sequence[str], largest: float) -> list[Tensor]:
+    """`clip_by_norm` of each model's gradients: how far one model moves says nothing of another."""
+    clipped = list(gradients)
+    for model in dict.fromkeys(models):
+        own = [place for place, name in enumerate(models) if name == model]
+        for place, gradient in zip(own, clip_by_norm([gradients[place] for place in own], largest)):
+            clipped[place] = gradient
+    return clipped
 
 
 def clip_by_norm(gradients: list[Tensor], largest: float) -> list[Tensor]:

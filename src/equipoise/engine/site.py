@@ -23,7 +23,6 @@ from equipoise.engine.training import (
     scan,
     train,
 )
-from equipoise.streams import stream
 
 EVALUATE = "evaluate"
 
@@ -75,15 +74,16 @@ class Slot:
         The site trains and adapts on its own `data`; models are measured there too, unless `elsewhere` is given.
         """
         client, began = self.client, time.perf_counter()
-        self._work = 0
+        self._index, self._work = request.index, 0
         self._progress = Progress(self._loss_sum.zero_())
         client.begin(message, kept)
         client.site, client.round = request.site, request.round
+        client.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
         client._autocast = client.config.compute.precision == "bf16" and client.setting.device.type == "cuda"
         factor = client.config.train.schedule.factor(max(request.round - 1, 0))
         for phase in client.phases.values():
-            phase.optimiser.lr.fill_(phase.optimiser.config.lr * factor)
+            phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
         try:
             if request.action == EVALUATE:
                 outcome = Outcome(measures=(yield from self._measure(request, data, elsewhere or data, adapt=True)))
@@ -135,7 +135,7 @@ class Slot:
     def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
         """Run one piece of work that an action yielded."""
         client = self.client
-        self.run_step.seed(stream(client.config.seed, "dropout", client.round, client.site, self._work))
+        self.run_step.seed(client.stream("dropout", self._index, self._work))
         self._work += 1
         if isinstance(work, Train):
             yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)

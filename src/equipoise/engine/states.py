@@ -12,6 +12,8 @@ from equipoise.engine.files import read_payload, safe_name, write_payload
 from equipoise.engine.protocol import Tensors
 
 MEMORY_BUDGET = 1 << 29
+#: the entry of a state file that holds what a site keeps
+KEPT = "kept"
 
 
 class Versions:
@@ -127,11 +129,11 @@ class SiteStates(Versions):
 
 def write_state(path: Path, state: Tensors) -> None:
     """A site's kept tensors as one file."""
-    write_payload(path, {"kept": state})
+    write_payload(path, {KEPT: state})
 
 
 def read_state(path: Path) -> Tensors:
     """The inverse of `write_state`."""
-    state = read_payload(path)["kept"]
+    state = read_payload(path)[KEPT]
     assert isinstance(state, dict)
     return state

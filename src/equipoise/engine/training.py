@@ -17,7 +17,6 @@ from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
 from equipoise.engine.contract import Batch, Client, PerBatch
 from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
-from equipoise.streams import stream
 
 #: float32 bytes of augmented images that are made at a time, by device type
 CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
@@ -133,8 +132,8 @@ def train(
 
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
-    seed = stream(client.config.seed, "order", client.round, client.site, epoch)
-    order = _to_device(client.order(part.labels, torch.Generator().manual_seed(seed)), part.device)
+    shuffling = torch.Generator().manual_seed(client.stream("order", epoch))
+    order = _to_device(client.order(part.labels, shuffling), part.device)
     batches = cut(order, client.config.train.batch_size)
     randomness = client.random("augment", epoch)
     together = client.batches_per_step

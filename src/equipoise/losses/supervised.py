@@ -63,15 +63,17 @@ def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0, alpha: Tensor | No
     return (losses if alpha is None else alpha.to(losses.dtype)[labels] * losses).mean()
 
 
-def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor, power: float = 1.0) -> Tensor:
     """FedeAMC: cross entropy, a sample weighed by N / (P n_y) for P classes present (Wang et al., 2021).
 
-    The weights average 1 over the site's data, so learning rates keep their meaning; equal counts give plain
-    cross entropy.
+    With a power below 1, in proportion to n_y^-power. The weights average 1 over the site's data, so learning rates
+    keep their meaning; equal counts, or power 0, give plain cross entropy.
     """
     counts = class_counts.to(working_dtype(logits))
     present = counts > 0
-    weights = (counts.sum() / (present.sum() * counts)).masked_fill(~present, 0.0)
+    powers = counts.pow(power)
+    parts = (counts / powers).masked_fill(~present, 0.0)
+    weights = (counts.sum() / (parts.sum() * powers)).masked_fill(~present, 0.0)
     return (weights[labels] * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 

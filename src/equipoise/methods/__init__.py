@@ -37,7 +37,7 @@ def get_method(name: str) -> Method:
 
 
 def measured_costs() -> dict[str, dict[str, float]]:
-    """{method: {"compute": .., "traffic": ..}} relative to FedAvg on the phantom, as last measured."""
+    """{method: {"compute": .., "traffic": .., "evaluation": ..}} beside FedAvg on the phantom, as last measured."""
     return json.loads(COSTS.read_text()) if COSTS.exists() else {}
 
 

@@ -1,14 +1,16 @@
 """What methods against client drift share (FedProx, SCAFFOLD, FedDyn): a tensor beside each parameter of the net, terms
-that are added to gradients, and a server that knows how many sites there are."""
+that are added to gradients, and a server that knows what all sites together weigh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.engine.protocol import Action, Conversation, Payload, Replies
+from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Replies
+from equipoise.methods.common import site_weights
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
@@ -36,15 +38,36 @@ def added(gradients: list[Tensor | None], terms: Sequence[Tensor], scale: float 
 
 
 class RosterServer(FedAvgServer):
-    """Counts the sites once: what they keep goes into the server's state by the share that took part."""
+    """Weighs all sites once: what they keep goes into the server's state by the share of those that took part."""
 
     def start(self, roster: Sequence[str]) -> Conversation:
-        self.state.sites = len(roster)
         yield from super().start(roster)
+        self.state.all_weights = float(len(roster))
+        if self.setting.config.train.aggregation == "size":
+            counted = yield Ask("count", roster)
+            # A site that does not answer now may train later: until then it passes for one of mean size.
+            self.state.all_weights = sum(site_weights(counted)) * len(roster) / len(counted)
 
     def participation(self, replies: Replies) -> float:
-        """|S| / N: the share of all sites that answered."""
-        return len(replies) / self.state.sites
+        """What the sites that answered weigh, of what all sites do: |S| / N, or their share of the images.
+
+        The mean of a change over the sites that answered, times this, is its mean over all sites, for the others
+        have not changed.
+        """
+        return sum(site_weights(replies, self.setting.config.train.aggregation)) / self.state.all_weights
+
+
+class RosterClient(FedAvgClient):
+    """Tells its size before the first round, where sites count by size."""
+
+    discloses: ClassVar[dict[str, dict[str, str]]] = {
+        **FedAvgClient.discloses,
+        "count": {"examples": "number of local training images (where train.aggregation is size)"},
+    }
+
+    def count(self, message: Payload) -> Payload:
+        """The number of local training images."""
+        return {"examples": int(self.class_counts.sum())}
 
 
 class AnchoredClient(FedAvgClient):

@@ -15,8 +15,9 @@ from pydantic import Field, PositiveInt
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
-from equipoise.methods.common import average_by, site_weights
+from equipoise.methods.common import average_by, site_weights, step_towards
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.nets import groups
 
 
 class Options(Table):
@@ -30,63 +31,79 @@ class Options(Table):
 
 
 class ClimbServer(FedAvgServer):
-    """Alternates: a dual step by the losses of the model that sites received, then rounds under the new weights.
+    """Alternates: a dual step by the losses of the present model at all sites, then rounds under the new weights.
 
-    All means over sites are by train.aggregation ("uniform": as in the paper) and over the sites of the round.
+    The dual step comes first and counts at once: a site that the model serves badly now weighs more now. The released
+    code takes the same losses but runs the rounds that follow under the weights from before, one dual step behind.
+    All means over sites are by train.aggregation ("uniform": as in the paper).
     """
+
+    def setup(self) -> None:
+        super().setup()
+        self.statistics = frozenset(groups(self.build())["statistics"])
 
     def start(self, roster: Sequence[str]) -> Conversation:
         self.state.duals = {site: torch.zeros((), dtype=torch.float64) for site in roster}
+        self.state.shares = {}  # what each site weighs in FedAvg, as it last told
         yield from super().start(roster)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        dual_step = self.options.eta_d > 0 and (number - 1) % self.options.primal_rounds == 0
-        updates = yield Ask("train", sites, model=self.state.model, measure=dual_step)
-        if dual_step:
-            self.ascend(updates)
-        self.state.model = average_by(self.weights(updates), updates)
+        if self.options.eta_d and (number - 1) % self.options.primal_rounds == 0:
+            self.ascend((yield Ask("measure", list(self.state.duals), model=self.state.model)))
+        updates = yield Ask("train", sites, model=self.state.model)
+        self.descend(updates)
 
-    def ascend(self, updates: Replies) -> None:
-        """lambda_i <- max(lambda_i + eta_d / N (f_i - mean f - epsilon), 0)."""
-        rate = self.options.eta_d / len(self.state.duals)
-        losses = updates.values("loss")
-        limit = self.mean(losses, updates) + self.options.epsilon
-        moved = {
-            site: (self.state.duals[site] + rate * (loss - limit)).clamp(min=0)
-            for site, loss in zip(updates.sites, losses)
-        }
-        self.state.duals = self.state.duals | moved
+    def ascend(self, measured: Replies) -> None:
+        """lambda_i <- max(lambda_i + eta_d / N (f_i - mean f - epsilon), 0), at all sites that can be reached."""
+        duals, shares = dict(self.state.duals), dict(self.state.shares)
+        losses = [reply["loss"] / reply["examples"] for reply in measured]
+        own = site_weights(measured, self.setting.config.train.aggregation)
+        rate, limit = self.options.eta_d / len(duals), mean(losses, own) + self.options.epsilon
+        for site, loss, share in zip(measured.sites, losses, own):
+            duals[site] = (duals[site] + rate * (loss - limit)).clamp(min=0)
+            shares[site] = torch.tensor(share, dtype=torch.float64)
+        self.state.duals, self.state.shares = duals, shares
 
-    def weights(self, updates: Replies) -> list[float]:
-        """Un-normalised weight of each site: what it has in FedAvg, times 1 + lambda_i - mean lambda.
+    def descend(self, updates: Replies) -> None:
+        """x <- x + mean over the round's sites of w_i (x_i - x), where w_i = 1 + lambda_i - mean lambda.
 
-        Below 0 the Lagrangian would train against a site; here its weight stops at 0.
+        The mean of lambda is over all sites, so a round whose sites are served badly takes a longer step than one
+        whose sites are not: the weights are not made to add up to 1 in each round. Statistics take the weighted mean.
         """
-        duals = [float(self.state.duals[site]) for site in updates.sites]
-        middle = self.mean(duals, updates)
-        own = site_weights(updates, self.setting.config.train.aggregation)
-        return [weight * max(1 + dual - middle, 0.0) for weight, dual in zip(own, duals)]
+        weights, own = self.weights(updates.sites), site_weights(updates, self.setting.config.train.aggregation)
+        length = mean(weights, own)
+        if length > 0:
+            towards = average_by([weight * share for weight, share in zip(weights, own)], updates)
+            self.state.model = step_towards(self.state.model, towards, length, self.statistics)
 
-    def mean(self, values: Sequence[float], updates: Replies) -> float:
-        """Mean of a number per site, by the sites' weights in FedAvg."""
-        weights = site_weights(updates, self.setting.config.train.aggregation)
-        return sum(weight * value for weight, value in zip(weights, values)) / sum(weights)
+    def weights(self, sites: Sequence[str]) -> list[float]:
+        """1 + lambda_i - mean lambda. Below 0 the Lagrangian would train against a site; here its weight stops at 0."""
+        duals, shares = self.state.duals, self.state.shares
+        counted = sorted(shares)  # in one order, also after a resume
+        middle = mean([float(duals[site]) for site in counted], [float(shares[site]) for site in counted])
+        return [max(1 + float(duals[site]) - middle, 0.0) for site in sites]
+
+
+def mean(values: Sequence[float], shares: Sequence[float]) -> float:
+    """Mean of a number per site, by the sites' shares; of none, 0."""
+    return sum(share * value for share, value in zip(shares, values)) / (sum(shares) or 1.0)
 
 
 class ClimbClient(FedAvgClient):
-    """Tells, when asked, how well the received model serves it; then trains as FedAvg does."""
+    """Tells, when asked, how well the received model serves it; trains as FedAvg does."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
-        "train": FedAvgClient.discloses["train"]
-        | {"loss": "mean loss of the received model on the local training images (in rounds with a dual step)"}
+        "measure": {
+            "loss": "loss of the received model, summed over the local training images (before dual steps)",
+            "examples": "number of local training images",
+        },
+        **FedAvgClient.discloses,
     }
 
-    def train(self, message: Payload) -> Action:
-        measured: Payload = {}
-        if message["measure"]:
-            sums = yield Scan("train", self.summed_loss)
-            measured["loss"] = float(sums["loss"] / self.class_counts.sum())
-        return (yield from super().train(message)) | measured
+    def measure(self, message: Payload) -> Action:
+        """The received model's loss here: one pass over the images, without training."""
+        sums = yield Scan("train", self.summed_loss)
+        return {"loss": float(sums["loss"]), "examples": int(self.class_counts.sum())}
 
     def summed_loss(self, batch: Batch) -> Tensors:
         """The supervised loss of a batch, summed over its images."""

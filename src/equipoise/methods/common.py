@@ -61,17 +61,17 @@ def class_means(sums: Tensor, counts: Tensor) -> Tensor:
     return sums / _per_class(counts.clamp(min=1), sums)
 
 
-def mean_by_class(replies: Replies, name: str, kind: str = "size") -> tuple[Tensor, Tensor]:
+def mean_by_class(replies: Replies, name: str, kind: str = "size", by: str = "class_counts") -> tuple[Tensor, Tensor]:
     """Mean over sites of their class means (C, ...), and the mask (C,) of the classes that any of them has.
 
-    A site counts for a class by its `class_counts` of it, or as much as every other site that has the class
-    ("uniform"); for a class that it lacks, not at all.
+    A site counts for a class by its number of images of it, the reply's entry `by` (C,), or as much as every other
+    site that has the class ("uniform", for which a mask is enough); for a class that it lacks, not at all.
     """
     sums = torch.zeros_like(replies[0][name])
-    weights = torch.zeros_like(replies[0]["class_counts"])
+    weights = sums.new_zeros(len(sums))
     for reply in replies:
-        counts = reply["class_counts"]
-        weight = counts if kind == "size" else (counts > 0).to(counts.dtype)
+        counts = reply[by]
+        weight = (counts if kind == "size" else counts > 0).to(sums.dtype)
         sums += _per_class(weight, sums) * reply[name]
         weights += weight
     return class_means(sums, weights), weights > 0

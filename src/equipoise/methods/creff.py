@@ -54,7 +54,7 @@ class CReFFServer(FedAvgServer):
         state, options = self.state, self.options
         updates = yield Ask("train", sites, model=state.model, classifier=state.classifier)
         state.model = average(updates, "model", self.setting.config.train.aggregation)
-        targets, known = mean_by_class(updates, "gradients", "uniform")
+        targets, known = mean_by_class(updates, "gradients", "uniform", by="present")
         state.features = match_gradients(
             state.features, state.classifier, targets, known, options.feature_steps, options.feature_lr
         )
@@ -100,7 +100,7 @@ class CReFFClient(FedAvgClient):
                 "mean gradient of the server's classifier on the local images of each class; for a class with one "
                 "image it gives away that image's feature"
             ),
-            "class_counts": "number of local training images of each class",
+            "present": "which classes the site has training images of",
         }
     }
 
@@ -112,7 +112,7 @@ class CReFFClient(FedAvgClient):
         sums = yield Scan("train", self.gradients)
         gradients = class_means(sums["gradients"], self.class_counts)
         update = yield from super().train(message)
-        return {**update, "gradients": gradients, "class_counts": self.class_counts}
+        return {**update, "gradients": gradients, "present": self.class_counts > 0}
 
     def gradients(self, batch: Batch) -> Tensors:
         """Gradients (C, C, D or D + 1) of the server's classifier, by the received net's features of a batch."""

@@ -26,7 +26,9 @@ class Options(Table):
     )
     finetune_epochs: int = Field(5, ge=0, description="local epochs before a personal model is measured")
     finetuned: Literal["all", "head", "body"] = Field("all", description="what fine-tuning changes")
-    finetune_lr: PositiveFloat | None = Field(None, description="its learning rate; by default that of the rounds")
+    finetune_lr: PositiveFloat | None = Field(
+        None, description="its learning rate, the same in every round; by default that of the round"
+    )
 
 
 class FedBABUServer(FedAvgServer):
@@ -58,6 +60,7 @@ class FedBABUClient(FedAvgClient):
             {"all": everything, "head": head, "body": body}[options.finetuned],
             optimiser.model_copy(update={"lr": options.finetune_lr or optimiser.lr, "keep": False}),
             norm="eval" if options.finetuned == "head" else "train",
+            scheduled=options.finetune_lr is None,
         )
 
     def update(self) -> Payload:

@@ -236,6 +236,10 @@ class FedBMClient(FedAvgClient):
     #: what draws labels and codes of generated images, in an ask that brings a generator
     synthesis: torch.Generator | None = None
 
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",) if setting.options.classifier != "learned" else ()
+
     def build(self) -> None:
         parts = Parts(self.setting)
         self.net, self.show = parts.net, parts.show

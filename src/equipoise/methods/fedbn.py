@@ -18,7 +18,11 @@ class FedBNServer(PartialServer):
 
 
 class FedBNClient(PartialClient):
-    """Trains the whole net; its norm layers go on from round to round."""
+    """Trains the whole net; its norm layers go on from round to round.
+
+    A site that has not trained yet, in round 0 or under partial participation, is measured with norm layers as they
+    were first drawn or loaded: statistics of its own come only of training, as in the paper, where all sites train.
+    """
 
     stays = ("norm", "statistics")
     discloses: ClassVar[dict[str, dict[str, str]]] = {

@@ -14,7 +14,7 @@ from pydantic import Field
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload
-from equipoise.methods._drift import AnchoredClient, RosterServer, beside
+from equipoise.methods._drift import AnchoredClient, RosterClient, RosterServer, beside
 from equipoise.methods.common import average
 
 
@@ -27,12 +27,19 @@ class Options(Table):
 
 
 class FedDynServer(RosterServer):
-    """Keeps h / alpha (`correction`), the mean of what sites keep, and takes it off the mean of their models."""
+    """Keeps h / alpha (`correction`), the mean of what all sites keep, and takes it off the mean of their models.
+
+    The means are by train.aggregation ("uniform": as in the paper).
+    """
 
     def setup(self) -> None:
         super().setup()
         if self.options.alpha:
             self.state.correction = dict(beside(self.build()).named_buffers())
+
+    def start(self, roster: Sequence[str]) -> Conversation:
+        if self.options.alpha:
+            yield from super().start(roster)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         state = self.state
@@ -47,7 +54,7 @@ class FedDynServer(RosterServer):
         state.model = mean
 
 
-class FedDynClient(AnchoredClient):
+class FedDynClient(AnchoredClient, RosterClient):
     """Keeps its linear term, over alpha, as an `offset` of the anchor.
 
     loss - <g, w> + alpha/2 |w - w_global|^2 is, but for a constant, loss + alpha/2 |w - w_global - g/alpha|^2.

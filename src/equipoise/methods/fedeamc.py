@@ -6,11 +6,21 @@ Condition, IEEE Transactions on Cognitive Communications and Networking 8(1), 20
 
 from __future__ import annotations
 
+from pydantic import Field
 from torch import Tensor
 
-from equipoise.engine.contract import Method
+from equipoise.config import Table
+from equipoise.engine.contract import Method, Setting
 from equipoise.losses import class_balanced
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+
+
+class Options(Table):
+    """How far the loss goes in balancing classes."""
+
+    power: float = Field(
+        1.0, ge=0, le=1, description="images weigh by their class's count to this power, inversely; 0: FedAvg"
+    )
 
 
 class FedeAMCServer(FedAvgServer):
@@ -18,10 +28,16 @@ class FedeAMCServer(FedAvgServer):
 
 
 class FedeAMCClient(FedAvgClient):
-    """Trains by the balanced cross entropy, which takes the place of train.loss."""
+    """Trains by the balanced cross entropy, which takes the place of train.loss unless its power is 0."""
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",) if setting.options.power else ()
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return class_balanced(logits, labels, self.class_counts)
+        if not self.options.power:
+            return super().supervised(logits, labels)
+        return class_balanced(logits, labels, self.class_counts, self.options.power)
 
 
 METHOD = Method(
@@ -33,4 +49,5 @@ METHOD = Method(
     ),
     year=2022,
     changes="loss (class weights)",
+    options=Options,
 )

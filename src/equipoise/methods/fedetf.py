@@ -71,6 +71,10 @@ class FedETFClient(CosineClient):
     }
     views = ("global", "personal")
 
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",)
+
     def new_net(self) -> Net:
         return new_net(self.setting)
 
@@ -79,7 +83,13 @@ class FedETFClient(CosineClient):
         return balanced_softmax(out.logits, batch.label, self.class_counts.clamp(min=1), self.options.gamma)
 
     def adapt(self) -> Generator[Work, Any, None]:
-        """Local training once more, then turns of simplex and projection on features that no longer change."""
+        """Local training once more, then turns of simplex and projection on features that no longer change.
+
+        The body stands still in the turns, so its features are computed once, of plain images in eval mode. The
+        released code runs the body anew in each of the turns' epochs, in training mode, which goes on moving its
+        batch-norm statistics: that takes turns * 2 * turn_epochs (by default 120) passes over the site's images before
+        each evaluation in place of one, and fits the head to other features than those that it is measured on.
+        """
         options = self.options
         if options.finetune_epochs != 0:
             yield Train(epochs=options.finetune_epochs)

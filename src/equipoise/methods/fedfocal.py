@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Method
+from equipoise.engine.contract import Method, Setting
 from equipoise.losses import focal
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
@@ -29,6 +29,10 @@ class FedFocalServer(FedAvgServer):
 
 class FedFocalClient(FedAvgClient):
     """Trains by the focal loss."""
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",)
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.gamma:

@@ -129,6 +129,10 @@ class FedIICClient(FedAvgClient):
         },
     }
 
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",) if setting.options.dala else ()
+
     def build(self) -> None:
         super().build()
         options = self.options
@@ -139,7 +143,7 @@ class FedIICClient(FedAvgClient):
         if options.contrastive:
             self.projector = new_projector(self.setting, self.net.feature_size)
             self.receives("projector", self.projector)
-            self.phase("main", {"net": self.net, "projector": self.projector})
+            self.phase("main", nn.ModuleDict({"net": self.net, "projector": self.projector}))
         if options.k2:
             self.prototypes = self.receives("prototypes", torch.zeros(self.num_classes, options.projection))
 

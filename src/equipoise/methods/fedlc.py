@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Method
+from equipoise.engine.contract import Method, Setting
 from equipoise.losses import fedlc
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
@@ -26,6 +26,10 @@ class FedLCServer(FedAvgServer):
 
 class FedLCClient(FedAvgClient):
     """Trains by the calibrated cross entropy; classes that it lacks take no part in it."""
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",)
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.tau:

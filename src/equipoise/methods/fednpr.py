@@ -61,7 +61,8 @@ class NprClient(Client):
     def npr_features(self, batch: Batch, out: Any) -> Tensor:
         """The features (B, D) among the outputs of the method's forward pass."""
         found = getattr(out, "features", None)
-        expected = (len(batch.label), self.subclusters.shape[-1])
+        count = len(batch.label if hasattr(batch, "label") else batch.image)  # new images have no label
+        expected = (count, self.subclusters.shape[-1])
         if found is None or found.shape != expected:
             shape = "without features" if found is None else f"with features of shape {tuple(found.shape)}"
             raise self._unfit(f"has a forward pass {shape}, not {expected}")

@@ -83,7 +83,10 @@ class FedProcClient(FedAvgClient):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
         | {
-            "prototypes": "mean feature of each class under the site's trained net, zeros for classes it lacks",
+            "prototypes": (
+                "mean feature of each class under the site's trained net, zeros for classes it lacks; of a class with "
+                "one image, that image's feature"
+            ),
             "class_counts": "number of local training images of each class",
         }
     }

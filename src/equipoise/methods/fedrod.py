@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
+from equipoise.engine.contract import Batch, Method, Setting
 from equipoise.losses import balanced_softmax, cross_entropy
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
@@ -37,6 +37,10 @@ class FedRoDClient(FedAvgClient):
         | {"model": "body and generic head after local training, with batch-norm statistics"}
     }
     views = ("global", "personal")
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.loss",)
 
     def build(self) -> None:
         super().build()

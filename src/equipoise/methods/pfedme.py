@@ -14,8 +14,8 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Phase
+from equipoise.config import OptimiserConfig, Table
+from equipoise.engine.contract import Batch, Method, Phase, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
 from equipoise.methods._drift import added
 from equipoise.methods._personal import TwoNetClient
@@ -25,10 +25,11 @@ from equipoise.nets import groups
 
 
 class Options(Table):
-    """pFedMe's two levels. The inner problem is solved by train.optimiser (the paper: plain descent, lr 0.1)."""
+    """pFedMe's two levels, each by plain descent at a constant rate of its own; train.optimiser plays no part."""
 
     regularisation: PositiveFloat = Field(15.0, description="lambda, the pull of personal models to the global one")
     inner_steps: PositiveInt = Field(5, description="K, steps on a batch towards the personal model")
+    personal_lr: PositiveFloat = Field(0.1, description="learning rate of these steps (released for MNIST: 0.1)")
     eta: PositiveFloat = Field(0.005, description="rate at which a site's copy of the global model follows")
     beta: PositiveFloat = Field(1.0, description="share of the sites' mean in the new global model (tuned: 2)")
 
@@ -54,9 +55,14 @@ class PFedMeClient(TwoNetClient):
         | {"model": "the site's copy of the global weights after local training, and batch-norm statistics"}
     }
 
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        return ("train.optimiser", "train.schedule")
+
     def build(self) -> None:
         super().build()
-        self.phase("main", self.personal)
+        plain = OptimiserConfig(name="sgd", lr=self.options.personal_lr, momentum=0.0)
+        self.phase("main", self.personal, optimiser=plain, scheduled=False)
 
     def train(self, message: Payload) -> Action:
         self.copy(self.net, self.personal)

@@ -16,9 +16,8 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload
-from equipoise.methods._drift import RosterServer, added, beside
+from equipoise.methods._drift import RosterClient, RosterServer, added, beside
 from equipoise.methods.common import average, step_towards
-from equipoise.methods.fedavg import FedAvgClient
 from equipoise.nets import groups
 
 
@@ -29,7 +28,7 @@ class Options(Table):
 
 
 class ScaffoldServer(RosterServer):
-    """Keeps the common variate c, the mean of the sites' own."""
+    """Keeps the common variate c, the mean of the sites' own by train.aggregation, those not in the round included."""
 
     def setup(self) -> None:
         super().setup()
@@ -47,7 +46,7 @@ class ScaffoldServer(RosterServer):
         state.variate = {name: old.add(change[name], alpha=share) for name, old in state.variate.items()}
 
 
-class ScaffoldClient(FedAvgClient):
+class ScaffoldClient(RosterClient):
     """Keeps its own variate c_i: the mean gradient of its last training.
 
     That is the paper's option II, c_i - c + (x - y) / (K eta), for what plain descent has moved by: K steps of
@@ -55,8 +54,15 @@ class ScaffoldClient(FedAvgClient):
     """
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
-        "train": FedAvgClient.discloses["train"]
-        | {"variate_change": "how the site's mean gradient differs from that of its training before"}
+        **RosterClient.discloses,
+        "train": {
+            **RosterClient.discloses["train"],
+            "variate_change": (
+                "how the site's mean gradient differs from that of its training before; in its first round that is "
+                "the mean gradient itself, and at a site with one image that image's gradient, from which the image "
+                "can be rebuilt"
+            ),
+        },
     }
 
     def build(self) -> None:

@@ -18,7 +18,11 @@ class SiloBNServer(PartialServer):
 
 
 class SiloBNClient(PartialClient):
-    """Trains the received weights; its statistics go on from round to round."""
+    """Trains the received weights; its statistics go on from round to round.
+
+    A site that has not trained yet, in round 0 or under partial participation, is measured with the net's first
+    statistics: it has none of its own.
+    """
 
     stays = ("statistics",)
     discloses: ClassVar[dict[str, dict[str, str]]] = {

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.config import Config, Table, validated
 from equipoise.errors import UserError
-from equipoise.methods import method_names
+from equipoise.methods import get_method, method_names
 from equipoise.runs import make_config
 
 Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
@@ -201,6 +201,8 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     """The config of one run: preset, study, data set, row, then `key=value` settings of the command line."""
     tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
     over = [setting for table in tables for setting in as_settings(table)]
+    if study.scope == "common" and "global" in get_method(cell.row.method).client.views:
+        over.append("evaluation.view=global")  # the model that is reported is the one that is selected
     return make_config(study.preset, [*over, *settings], method=cell.row.method, seed=cell.seed, name=cell.folder.name)
 
 

@@ -157,7 +157,7 @@ def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, 
 
 
 def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> dict[str, Any]:
-    """An unseen cohort: global models, or else the personal model of the first site."""
+    """An unseen cohort: the personal model of the first site, or else the global model."""
     columns = [(metric, False) for metric in results.study.metrics]
     columns += [(metric, True) for metric in METRICS if any(metric in row.row.paper_cohort for row in rows)]
     lines = []
@@ -172,7 +172,7 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> di
         ]
         lines.append((row.row.name, [view, *cells]))
     titles = ["Model", *(METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns)]
-    text = f"The unseen cohort {cohort}: the global model, or else the personal model of the first site. Per cent."
+    text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
     return {"caption": text, "columns": titles, "rows": lines}
 
 

@@ -86,12 +86,12 @@ class RowResult:
         return {metric: each for metric, each in spreads.items() if each is not None}
 
     def places(self, scope: str) -> dict[str, str]:
-        """{site or cohort: view} of what was tested in this scope; a cohort has only one view."""
+        """{site or cohort: view} of what was tested in this scope, by the kind of model that the row reports."""
         return {
             site: result.view
             for run in self.runs
             for result in run.record.finals
-            if result.scope == scope and (scope == "cohort" or result.view == self.view)
+            if result.scope == scope and result.view == self.view
             if (site := result.site) is not None
         }
 
