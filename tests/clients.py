@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.engine.contract import Batch, Client, Server, Setting
+from equipoise.engine.contract import Batch, Client, Method, Server, Setting
 from equipoise.methods import get_method
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.nets import Net
 from harness import site_states, tiny_config, tiny_federation
 
 #: settings of a run that is over soon
 SHORT = ("data.phantom.images=90", "evaluation.trained=false")
 COUNTS = (6.0, 3.0, 1.0, 0.0)
+
+
+def frozen_head_fedavg(method: str, new_net: Callable[[Setting], Net], frozen: Sequence[str]) -> Method:
+    """FedAvg of the net that a method trains, but for some entries that stay as they were first drawn."""
+
+    class FrozenServer(FedAvgServer):
+        def build(self) -> Net:
+            return new_net(self.setting)
+
+        def shared_entries(self, net: nn.Module) -> list[str]:
+            return [entry for entry in net.state_dict() if entry not in frozen]
+
+    class FrozenClient(FedAvgClient):
+        shared_entries = FrozenServer.shared_entries
+
+        def new_net(self) -> Net:
+            return new_net(self.setting)
+
+        def build(self) -> None:
+            super().build()
+            self.keeps("frozen", self.net, frozen)
+            self.phase("main", self.net, self.shared)
+
+    return dataclasses.replace(
+        get_method("fedavg"), server=FrozenServer, client=FrozenClient, options=get_method(method).options, table=method
+    )
 
 
 def new_server(method: str, *settings: str) -> Server:

@@ -159,6 +159,47 @@ def test_a_run_is_not_overwritten_and_another_config_not_resumed(equipoise):
     assert code == 0
 
 
+def test_a_run_does_not_go_on_with_other_data_or_a_damaged_log(equipoise):
+    write_images(Path("images"), {"a": 20, "b": 20})
+    base = ("run", "--data", "folder:images", "--out", "out", "--rounds", "2")
+    settings = ("--set", "data.store='store'", "--set", "data.size=16")
+    assert equipoise(*base, *settings)[0] == 0
+    log = Path("out/events.jsonl").read_bytes()
+    Path("out/events.jsonl").write_bytes(log[:100])
+    code, _, err = equipoise(*base, *settings, "--resume")
+    assert code == 2 and "events.jsonl" in err and Path("out/events.jsonl").read_bytes() == log[:100]
+    Path("out/events.jsonl").write_bytes(log)
+    write_images(Path("images"), {"a": 30, "b": 20})
+    code, _, err = equipoise(*base, *settings, "--resume")
+    assert code == 2 and "data has changed" in err
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(equipoise, tmp_path):
+    equipoise("run", "--out", "out", *QUICK, "--set=train.rounds=3")
+    before = all_state(tmp_path / "out")
+    server = tmp_path / "out" / "checkpoints" / "round-00003" / "server.safetensors"
+    server.unlink()  # tensors in `before` are mapped from it
+    server.write_bytes(b"torn")
+    (tmp_path / "out" / "checkpoints" / "round-stray").mkdir()
+    code, out, _ = equipoise("run", "--out", "out", *QUICK, "--set=train.rounds=3", "--resume")
+    (tmp_path / "out" / "checkpoints" / "round-stray").rmdir()
+    assert code == 0 and "resumed after round 2" in out
+    assert_same_bits(before, all_state(tmp_path / "out"))
+
+
+def test_training_that_diverges_is_said_plainly(equipoise):
+    code, _, err = equipoise("run", "--out", "out", *QUICK, "--set=train.optimiser.lr=1e20")
+    assert code == 2 and "lower train.optimiser.lr" in err
+
+
+def test_a_run_is_not_written_among_other_files(equipoise):
+    write_images(Path("images"), {"a": 1})
+    code, _, err = equipoise("run", "--out", "images", *QUICK)
+    assert code == 2 and "holds no run" in err and [p.name for p in Path("images").iterdir()] == ["a"]
+    code, _, err = equipoise("run", "--set=name='../escape'", *QUICK)
+    assert code == 2 and "folder name" in err
+
+
 def test_a_full_disk_is_said_plainly(equipoise, monkeypatch):
     from equipoise.engine import checkpoint
 

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,7 +16,6 @@ from rich.table import Table as RichTable
 
 from equipoise import __version__
 from equipoise.concepts.cli import concepts_app
-from equipoise.deploy import cli as deploy_cli
 from equipoise.deploy import cli as deploy_commands
 from equipoise.errors import UserError
 from equipoise.study.cli import study
@@ -34,7 +34,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(concepts_app, name="concepts")
 app.command()(study)
 deploy_commands.mount(app)
-deploy_cli.mount(app)
 console = Console()
 
 #: headings that fit a narrow terminal
@@ -86,11 +85,22 @@ def _given(**values: Any) -> dict[str, Any] | None:
     return {key: value for key, value in values.items() if value is not None} or None
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """Never write a run among somebody's other files."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out names the run's folder")
+    ours = {"events.jsonl", "config.toml", ".lock"}
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and not names & ours:
+        raise UserError(f"{folder} is not empty and holds no run; choose another --out")
+
+
 def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
     from equipoise.progress import ProgressDisplay
     from equipoise.report import write_report
     from equipoise.runs import execute
 
+    _refuse_foreign(folder)
     with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
         execute(config, folder, resume, [display])
     path = write_report([folder])
@@ -104,12 +114,14 @@ def _print_headline(folders: list[Path]) -> None:
     from equipoise.report.tables import COLUMNS, percent
 
     rows = headline([read_run(folder) for folder in folders])
-    table = RichTable("method", "model", "scope", title="test, %", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    parts = {row.part for row in rows}
+    title = "test, %" if parts <= {"test"} else "validation, % (no test results)"
+    table = RichTable("method", "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
     for row in rows:
         values = (percent(row.values.get(column.key)) for column in COLUMNS)
-        table.add_row(row.method, row.view, row.scope_title.replace("mean over ", ""), *values)
+        table.add_row(row.method, row.view, escape(row.scope_title.replace("mean over ", "")), *values)
     console.print(table)
 
 
@@ -142,8 +154,7 @@ def demo(
     for method in methods.split(","):
         config = make_config("demo", [f"train.rounds={rounds}"], method=method.strip())
         folder = out / method.strip()
-        if folder.exists() and not (folder / "events.jsonl").exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty and holds no run; choose another --out")
+        _refuse_foreign(folder)
         shutil.rmtree(folder, ignore_errors=True)
         with ProgressDisplay(console, rounds, method) as display:
             folders.append(execute(config, folder, observers=[display]))
@@ -162,10 +173,10 @@ def predict(
     from equipoise.prediction import predict_images
 
     classes, rows = predict_images(run_folder, images, site)
-    table = RichTable("image", "prediction", *classes)
+    table = RichTable("image", "prediction", *map(escape, classes))
     for path, probabilities in zip(images, rows):
         best = int(probabilities.argmax())
-        table.add_row(str(path), classes[best], *(f"{p:.3f}" for p in probabilities.tolist()))
+        table.add_row(escape(str(path)), escape(classes[best]), *(f"{p:.3f}" for p in probabilities.tolist()))
     console.print(table)
 
 
@@ -307,16 +318,19 @@ def main() -> None:
     """Run the command line; exit code 2 is the user's mistake, 1 is ours."""
     errors = Console(stderr=True)
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(problem.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        errors.print("stopped; `--resume` goes on after the last complete round")
+        sys.exit(130)
     except UserError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2 if problem.errno in _USERS_ERRNOS else 1)
-    except KeyboardInterrupt:
-        errors.print("stopped; `--resume` goes on after the last complete round")
-        sys.exit(130)
     except Exception:
         traceback.print_exc()
         errors.print("[red]this is a fault of Equipoise, not yours; the lines above say where[/]")

@@ -6,29 +6,32 @@ options of several methods; the tables of methods that do not run are checked an
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.config import DataConfig
 from equipoise.errors import UserError
 from equipoise.nets.config import NetConfig
+from equipoise.table import Table
 
 T = TypeVar("T", bound=BaseModel)
 
+LONGEST_VALUE = 80
+"""Characters of a wrong value that a message still shows."""
 
-class Table(BaseModel):
-    """A table of the config: unknown keys are errors, and values cannot change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""What a moving average keeps of its past at each step."""
 
 
 class OptimiserConfig(Table):
@@ -36,8 +39,8 @@ class OptimiserConfig(Table):
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: PositiveFloat = 0.02
-    momentum: float = Field(0.9, ge=0, lt=1, description="SGD only")
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: Decay = Field(0.9, description="SGD only")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam only")
     weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient")
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
@@ -158,6 +161,8 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
+        if self.name in (".", "..") or any(mark in self.name for mark in "/\\\0"):
+            raise ValueError(f"name = {self.name!r} is no folder name; the run's place is --out")
         if self.evaluation.first_round > self.train.rounds:
             raise ValueError(
                 f"evaluation.first_round = {self.evaluation.first_round} lies after the last round "
@@ -205,7 +210,10 @@ def validated(model: type[T], raw: Any, where: str) -> T:
 def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key"
-    return f"{error['msg']} (got {error['input']!r})"
+    message, given = error["msg"].removeprefix("Value error, "), repr(error["input"])
+    if isinstance(error["input"], dict) or len(given) > LONGEST_VALUE:  # a whole table would bury the message
+        return message
+    return f"{message} (got {given})"
 
 
 def preset_names() -> list[str]:
@@ -219,20 +227,23 @@ def read_raw(source: str | None) -> dict[str, Any]:
     if source is None:
         return {}
     if source in preset_names():
-        text = (resources.files("equipoise") / "presets" / f"{source}.toml").read_text()
+        content = (resources.files("equipoise") / "presets" / f"{source}.toml").read_bytes()
     elif Path(source).is_file():
-        text = Path(source).read_text()
+        content = Path(source).read_bytes()
     else:
         raise UserError(f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}")
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as problem:
+        line = content[: problem.start].count(b"\n") + 1
+        raise UserError(f"{source}, line {line}: the text is not UTF-8; save the file in that encoding") from None
     except tomllib.TOMLDecodeError as problem:
         raise UserError(f"{source} is not valid TOML: {problem}") from None
 
 
 def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply `key=value` settings (`train.optimiser.lr=0.1`); values are TOML, or else plain strings."""
-    merged = json.loads(json.dumps(raw))
+    merged = copy.deepcopy(raw)
     for setting in settings:
         path, equals, text = setting.partition("=")
         keys = path.strip().split(".")

@@ -10,10 +10,11 @@ from urllib.parse import unquote
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from equipoise.config import Config, parse_config
-from equipoise.data.augment import build_augmentation
+from equipoise.data.augment import build_augmentation, shades_of_grey
 from equipoise.data.raw import decode
 from equipoise.engine.contract import Batch, Client, Setting
 from equipoise.engine.events import first_event
@@ -27,6 +28,13 @@ from equipoise.tasks import Classification
 
 def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
     """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
+    try:
+        return _predict(run, images, site)
+    except (KeyError, ValueError, RuntimeError, SafetensorError) as problem:
+        raise UserError(f"the run in {run} is damaged: {problem}") from None
+
+
+def _predict(run: Path, images: Sequence[Path], site: str | None) -> tuple[tuple[str, ...], Tensor]:
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing")
     raw = tomllib.loads((run / "config.toml").read_text())
@@ -75,6 +83,9 @@ def _read(path: Path, size: int, config: Config) -> np.ndarray:
     if not path.is_file():
         raise UserError(f"{path}: no such image")
     try:
-        return decode(path.read_bytes(), size, config.data.crop)
+        pixels = decode(path.read_bytes(), size, config.data.crop)
+        if config.data.colour_constancy:  # as `data prepare` did to the images that the model learned from
+            pixels = shades_of_grey(torch.from_numpy(pixels)[None])[0].numpy()
+        return pixels
     except Exception as problem:
         raise UserError(f"{path} cannot be read as an image: {problem}") from None

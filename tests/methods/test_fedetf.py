@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clients import SHORT, changed, copied, new_client, new_server, noise_batch
+from clients import SHORT, changed, copied, frozen_head_fedavg, new_client, new_server, noise_batch
 from equipoise.engine.contract import Batch
 from equipoise.engine.protocol import Scan, Train
 from equipoise.errors import UserError
 from equipoise.methods._cosine import SCALE, VECTORS
+from equipoise.methods.fedetf import new_net
 from harness import all_state, assert_same_bits, events, run_tiny, server_state
 
 NO_TUNING = ("fedetf.finetune_epochs=0", "fedetf.turns=0")
@@ -69,6 +70,15 @@ def test_without_the_exponent_the_loss_is_cross_entropy():
     client, batch = new_client("fedetf", "fedetf.gamma=0"), noise_batch(8)
     out = client.outputs(batch)
     torch.testing.assert_close(client.loss(batch, out), F.cross_entropy(out.logits, batch.label))
+
+
+def test_without_the_exponent_it_is_fedavg_under_an_untrained_head_bit_for_bit(tmp_path):
+    """All margins are then 0, and adding them changes no bit."""
+    settings = (*SHORT, *NO_TUNING, "fedetf.gamma=0", "net.dropout=0.2")
+    plain = server_state(run_tiny(tmp_path / "fedavg", frozen_head_fedavg("fedetf", new_net, (VECTORS,)), *settings))
+    limit = server_state(run_tiny(tmp_path / "fedetf", "fedetf", *settings))
+    assert limit.keys() - plain.keys() == {f"model/{VECTORS}"}
+    assert_same_bits(plain, {name: limit[name] for name in plain})
 
 
 # ---- fine-tuning ----------------------------------------------------------------------------------------------

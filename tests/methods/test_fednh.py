@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clients import copied, new_client, new_server, noise_batch
+from clients import SHORT, copied, frozen_head_fedavg, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.methods._cosine import SCALE, VECTORS
-from equipoise.methods.fednh import smoothed
-from harness import run_tiny, server_state
+from equipoise.methods.fednh import new_net, smoothed
+from harness import assert_same_bits, run_tiny, server_state
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -48,6 +48,15 @@ def test_with_rho_one_prototypes_keep_every_bit_and_sites_send_none(tmp_path):
     with pytest.raises(StopIteration) as stop:
         action.send(None)
     assert stop.value.value.keys() == {"model", "examples"}
+
+
+@pytest.mark.parametrize(("learn", "fixed"), [("true", (VECTORS,)), ("false", (VECTORS, SCALE))])
+def test_with_rho_one_it_is_fedavg_under_an_untrained_head_bit_for_bit(tmp_path, learn, fixed):
+    settings = (*SHORT, "fednh.rho=1", f"fednh.learn_scale={learn}", "net.dropout=0.2")
+    plain = server_state(run_tiny(tmp_path / "fedavg", frozen_head_fedavg("fednh", new_net, fixed), *settings))
+    limit = server_state(run_tiny(tmp_path / "fednh", "fednh", *settings))
+    assert limit.keys() - plain.keys() == {f"model/{entry}" for entry in fixed}
+    assert_same_bits(plain, {name: limit[name] for name in plain})
 
 
 def test_below_one_they_move_and_keep_their_length(tmp_path):

@@ -1,12 +1,18 @@
-"""FedRep fits the head, then the body, never both; without head epochs it trains as FedBABU does, bit for bit."""
+"""FedRep fits the head, then the body, never both; without head epochs it trains as FedBABU does, and with one site as
+that site alone would, bit for bit."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
 from clients import SHORT, changed, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Train
+from equipoise.methods import get_method
+from equipoise.methods.common import all_but
+from equipoise.methods.local import LocalClient
 from equipoise.nets import groups
 from harness import assert_same_bits, events, run_tiny, server_state
 
@@ -20,6 +26,29 @@ def test_without_head_epochs_it_trains_as_fedbabu(tmp_path):
     first = new_server("fedavg").state.model
     for site in ("site 1", "site 2", "site 3"):
         assert_same_bits(kept_of(limit, site, "personal"), {n: first[n] for n in ("head.weight", "head.bias")})
+
+
+class AlternatingLocal(LocalClient):
+    """Trains alone, head and body in turns."""
+
+    def build(self) -> None:
+        super().build()
+        self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
+        self.phase("main", self.net, all_but(self.net, "head"))
+
+    def train(self, message):
+        yield Train(epochs=2, phase="head")
+        yield Train()
+        return {}
+
+
+def test_with_one_site_it_is_local_training_in_the_same_turns(tmp_path):
+    """The mean of one body is that body."""
+    one = (*SHORT, "data.phantom.sites=1")
+    alone = run_tiny(tmp_path / "local", dataclasses.replace(get_method("local"), client=AlternatingLocal), *one)
+    limit = run_tiny(tmp_path / "fedrep", "fedrep", *one, "fedrep.head_epochs=2")
+    body = {name.removeprefix("model/"): tensor for name, tensor in server_state(limit).items()}
+    assert_same_bits(kept_of(alone, "site 1", "net"), body | kept_of(limit, "site 1", "personal"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,14 @@ def test_the_generic_branch_is_fedavg_under_its_loss(tmp_path, gamma, loss, opti
     assert_same_bits(server_state(plain), server_state(limit))
 
 
+@pytest.mark.parametrize("setting", ["train.optimiser.clip=0.5", "net.dropout=0.3"])
+def test_neither_clipping_nor_dropout_couples_the_branches(tmp_path, setting):
+    """The heads see the same draw of dropout, and each is clipped by the norm of its own model."""
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, "train.loss='balanced_softmax'", setting)
+    limit = run_tiny(tmp_path / "fedrod", "fedrod", *SHORT, setting)
+    assert_same_bits(server_state(plain), server_state(limit))
+
+
 def test_each_branch_gets_the_gradient_of_its_own_loss_and_none_of_the_others():
     client = new_client("fedrod")
     with torch.no_grad():

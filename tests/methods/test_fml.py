@@ -1,23 +1,30 @@
-"""FML's two nets teach each other; without that one is FedAvg's and the other local training's, bit for bit."""
+"""FML's two nets teach each other; without that (and without dropout) one is FedAvg's and the other local training's,
+bit for bit."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from clients import SHORT, kept_of, new_client, noise_batch
 from harness import assert_same_bits, events, run_tiny, server_state
 
+CLIPPED = ("train.optimiser.clip=0.5",)
 
-def test_a_shared_net_that_learns_from_labels_alone_is_fedavg(tmp_path):
-    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT)
-    limit = run_tiny(tmp_path / "fml", "fml", *SHORT, "fml.beta=1")
+
+@pytest.mark.parametrize("clip", [(), CLIPPED], ids=["whole", "clipped"])
+def test_a_shared_net_that_learns_from_labels_alone_is_fedavg(tmp_path, clip):
+    """Without dropout, whose draws the two nets share; clipping couples them no more than the losses do."""
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, *clip)
+    limit = run_tiny(tmp_path / "fml", "fml", *SHORT, "fml.beta=1", *clip)
     assert_same_bits(server_state(plain), server_state(limit))
 
 
-def test_a_personal_net_that_learns_from_labels_alone_is_local_training(tmp_path):
-    alone = run_tiny(tmp_path / "local", "local", *SHORT)
-    limit = run_tiny(tmp_path / "fml", "fml", *SHORT, "fml.alpha=1")
+@pytest.mark.parametrize("clip", [(), CLIPPED], ids=["whole", "clipped"])
+def test_a_personal_net_that_learns_from_labels_alone_is_local_training(tmp_path, clip):
+    alone = run_tiny(tmp_path / "local", "local", *SHORT, *clip)
+    limit = run_tiny(tmp_path / "fml", "fml", *SHORT, "fml.alpha=1", *clip)
     for site in ("site 1", "site 2", "site 3"):
         assert_same_bits(kept_of(alone, site, "net"), kept_of(limit, site, "personal"))
 

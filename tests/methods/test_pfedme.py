@@ -17,9 +17,7 @@ PLAIN = ("pfedme.personal_lr=0.02",)
 def test_one_inner_step_that_is_followed_all_the_way_is_fedavg_with_plain_descent(tmp_path):
     """With theta = w the pull is 0, and w - eta lambda (w - theta) is theta where eta lambda = 1."""
     whole = ("pfedme.inner_steps=1", "pfedme.regularisation=16", "pfedme.eta=0.0625")
-    plain = run_tiny(
-        tmp_path / "fedavg", "fedavg", *SHORT, "train.optimiser.lr=0.02", "train.optimiser.momentum=0"
-    )
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, "train.optimiser.lr=0.02", "train.optimiser.momentum=0")
     limit = run_tiny(tmp_path / "pfedme", "pfedme", *SHORT, *whole, *PLAIN)
     assert_same_bits(server_state(plain), server_state(limit))
 

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from equipoise.table import Table
 
 
-class PhantomConfig(BaseModel):
+class PhantomConfig(Table):
     """The built-in data: procedural lesion images, made from a seed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sites: int = Field(default=4, ge=1)
     classes: int = Field(default=5, ge=2, le=8)
@@ -18,18 +18,16 @@ class PhantomConfig(BaseModel):
     size: int = Field(default=32, ge=16, le=512, description="pixels per side")
     imbalance: float = Field(default=20.0, ge=1, description="most frequent class : rarest class")
     missing: float = Field(default=0.2, ge=0, lt=1, description="share of the classes that each site lacks")
-    skew: float = Field(default=0.5, ge=0, description="how unevenly classes spread over sites; 0: evenly")
-    shift: float = Field(default=1.0, ge=0, description="strength of each site's colour and scanner shift")
-    difficulty: float = Field(default=1.0, ge=0, description="how much images of one class vary")
+    skew: float = Field(default=0.5, ge=0, le=100, description="how unevenly classes spread over sites; 0: evenly")
+    shift: float = Field(default=1.0, ge=0, le=100, description="strength of each site's colour and scanner shift")
+    difficulty: float = Field(default=1.0, ge=0, le=100, description="how much images of one class vary")
     common: bool = Field(default=False, description="one common validation and test set for all sites")
     cohort: int = Field(default=0, ge=0, description="images of an unseen cohort from a scanner of its own")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
-class DataConfig(BaseModel):
+class DataConfig(Table):
     """Which images a run sees, how they are split into parts and shared out to sites."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(default="phantom", description="a source, folder:DIR (one folder per class) or manifest:FILE")
     root: Path | None = Field(default=None, description="raw files to prepare from when no prepared store exists")

@@ -9,15 +9,21 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from equipoise.data.federation import PARTS, Federation, Site
+from equipoise.errors import UserError
 
+CHART_FORMATS = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _TRAIN, _OTHER, _INK, _FAINT = "#2a6f97", "#b8a07e", "#22313f", "#b9c0c7"
 _MOST_NUMBERED = 24  # sites; with more of them numbers would overlap
 
 
 def table(federation: Federation) -> Table:
-    """Images of each class at each site, part by part."""
+    """Images of each class at each site, part by part.
+
+    Names are `Text`, not markup: a class may be called "[red]".
+    """
     rows = []
     for site in _everyone(federation):
         parts = [part for part in PARTS if part in site.splits]
@@ -25,13 +31,13 @@ def table(federation: Federation) -> Table:
             counts = site.class_counts(len(federation.classes), part)
             numbers = [f"{count:,}" if count else "-" for count in (*counts, counts.sum())]
             rows.append((site.name if part == parts[0] else "", part, *numbers))
-    title = f"{federation.name}: images by site, part and class"
+    title = Text(f"{federation.name}: images by site, part and class", style="table.title")
     shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column, name in enumerate(("site", "part", *federation.classes, "all")):
         widest = max(len(row[column]) for row in rows)  # a narrow terminal folds headings, never numbers
-        shown.add_column(name, justify="right" if column > 1 else "left", min_width=widest, overflow="fold")
+        shown.add_column(Text(name), justify="right" if column > 1 else "left", min_width=widest, overflow="fold")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(Text, row))
     return shown
 
 
@@ -39,7 +45,12 @@ def bubble_chart(federation: Federation, path: Path) -> None:
     """Draw site x class as bubbles whose area is the number of images, with totals at the margins.
 
     Training images are shown where a site trains, test images (in another colour) where it only tests.
+
+    Raises:
+        UserError: when the ending of `path` is none of CHART_FORMATS
     """
+    if path.suffix.lower() not in CHART_FORMATS:
+        raise UserError(f"{path}: a chart's file name ends in one of {', '.join(CHART_FORMATS)}")
     sites = _everyone(federation)
     parts = [next(part for part in ("train", "test", "valid") if part in site.splits) for site in sites]
     num_classes = len(federation.classes)

@@ -89,7 +89,8 @@ def dirichlet_per_class(labels: ArrayLike, num_sites: int, alpha: float, seed: i
     for member in members:
         random.shuffle(member)
     owners = np.empty_like(classes)
-    for member, shares in zip(members, random.dirichlet([alpha] * num_sites, size=num_classes), strict=True):
+    drawn = _proper(random.dirichlet([alpha] * num_sites, size=num_classes), alpha)
+    for member, shares in zip(members, drawn, strict=True):
         ends = np.cumsum([round(share * len(member)) for share in shares[:-1]], dtype=np.int64)
         _owned(owners, np.split(np.array(member, dtype=np.int64), ends))
     return owners
@@ -111,7 +112,7 @@ def concentration(labels: ArrayLike, num_sites: int, alphas: Sequence[float], re
     for _ in range(MAX_DRAWS):
         owners = np.empty_like(classes)
         for label in range(num_classes):
-            shares = random.dirichlet([alphas[label]] * num_sites)
+            shares = _proper(random.dirichlet([alphas[label]] * num_sites), alphas[label])
             keeps = random.random_sample(num_sites) >= removal
             keeps[random.randint(num_sites)] |= not keeps.any()
             kept = np.where(keeps, shares, 0.0)
@@ -159,6 +160,14 @@ def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.i
         if not alpha > 0:
             raise UserError(f"{name}={alpha}: a Dirichlet concentration must be above 0")
     return classes
+
+
+def _proper(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """Shares (..., sites) that add up to one; extreme concentrations draw what floating point cannot hold."""
+    if not np.allclose(shares.sum(axis=-1), 1):
+        side = "small: raise it" if alpha < 1 else "large: lower it"
+        raise UserError(f"alpha={alpha}: too {side} to draw shares from a Dirichlet distribution")
+    return shares
 
 
 def _owned(owners: Partition, parts: Sequence[NDArray[np.int64]]) -> Partition:

@@ -7,6 +7,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -22,13 +23,13 @@ from equipoise.errors import UserError
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
-SKIP = "(--skip-unreadable to go on without them)"
+SKIP = "(--set data.skip_unreadable=true to go on without them)"
 
 
 def open_store(config: DataConfig) -> Store:
     """The prepared store that `config` asks for; made now if it is missing and the raw images are known."""
     kind, _, argument = config.name.partition(":")
-    sources.load(config.name)
+    _source(config)
     if kind == "phantom" or argument:
         return prepare(config, progress=False)
     store = Store(store_folder(config))
@@ -71,7 +72,7 @@ def prepare(
     Raises:
         UserError: for missing and unreadable images, unless `config.skip_unreadable`
     """
-    source = sources.load(config.name)
+    source = _source(config)
     argument = config.name.partition(":")[2]
     if config.name == "phantom":
         size = {} if config.size is None else {"size": config.size}
@@ -82,14 +83,26 @@ def prepare(
     listing = source.listing(config, root.expanduser())
     missing = listing.missing()
     if missing and not config.skip_unreadable:
-        found = f"{len(missing)} of {len(listing.records)} images of {config.name} are not in {root}"
-        raise UserError(f"{found}: {first_few(missing)} {SKIP}")
+        found = f"{len(missing)} of {len(listing.records)} images of {config.name}"
+        where = f"do not exist (paths start in {root.resolve().parent})" if root.is_file() else f"are not in {root}"
+        raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}")
     folder = store_folder(config)
     if not _up_to_date(folder, listing):
         with claimed(folder):
             if not _up_to_date(folder, listing):  # another process may have built it meanwhile
                 _build(listing, folder, config, workers or os.cpu_count() or 1, progress)
     return Store(folder)
+
+
+def _source(config: DataConfig) -> ModuleType:
+    """The module of the source, once it is clear that it will heed the settings."""
+    source = sources.load(config.name)
+    if config.classes is not None and config.name.partition(":")[0] not in sources.USER_SOURCES:
+        raise UserError(
+            f"data.classes has no effect on {config.name}, whose classes are fixed; leave it out (it lists the "
+            "classes of folder:DIR and manifest:FILE)"
+        )
+    return source
 
 
 def _up_to_date(folder: Path, listing: Listing) -> bool:

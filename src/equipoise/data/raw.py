@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from equipoise.errors import UserError
 
@@ -103,7 +103,7 @@ def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centr
     Raises:
         Exception: of many kinds, as Pillow does, when the file is broken
     """
-    with Image.open(io.BytesIO(content)) as image:
+    with _opened(content) as image:
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
         picture = to_rgb(ImageOps.exif_transpose(image))
@@ -113,6 +113,13 @@ def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centr
         picture = picture.crop((left, top, left + side, top + side))
     square = picture.resize((size, size), Image.Resampling.LANCZOS)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _opened(content: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:  # whose message names a Python object instead of the file
+        raise ValueError("no image in a known format") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -130,8 +137,13 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
 
     Integers are taken as 8, 12 or 16 bits deep, whichever holds the brightest pixel, so that brightness stays
     comparable between images; anything else is stretched from its own darkest to its own brightest pixel.
+
+    Raises:
+        ValueError: for pixels that are NaN or infinite
     """
     values = values.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are not finite numbers")
     low, high = float(values.min()), float(values.max())
     integral = low >= 0 and bool((values == np.round(values)).all())
     depth = next((top for top in (255, 4095, 65535) if integral and high <= top), None)

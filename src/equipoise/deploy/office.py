@@ -30,7 +30,7 @@ from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.parcels import MissingTensors, Parcel, UnreadableParcel, open_parcel, prepare, seal, write_counts
 from equipoise.engine.protocol import Payload, SiteFailure
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
-from equipoise.engine.states import read_state, write_state
+from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.training import SiteData
 from equipoise.errors import UserError
 from equipoise.methods import get_method, option_tables
@@ -108,7 +108,7 @@ class Office:
         check_policy(self.policy, work.config.method, type(work.slot.client))
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
-            return self._publish(records, header, message)
+            return self._publish(work, records, header, message)
         stored = records.reply(header) if header["version"] else None
         if stored is None:
             stored = self._perform(work, records, header, message)
@@ -160,7 +160,7 @@ class Office:
             raise Refused(f"this is '{self.site}'; it has no images of '{place}'")
         return SiteData(self.places[place], work.setting.num_classes, work.setting.device)
 
-    def _publish(self, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
+    def _publish(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
         """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""
         models = records.folder / "models"
         write_text(records.folder / "config.toml", header["config"])
@@ -168,8 +168,9 @@ class Office:
         start = {"event": "start", **shape, "channels": self.federation.channels}
         write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")
         write_payload(models / "global.safetensors", message)
-        if header["base"]:
-            write_state(models / "personal" / f"{safe_name(self.site)}.safetensors", records.state(header["base"]))
+        if "personal" in type(work.slot.client).views_for(work.setting):
+            kept: Payload = {KEPT: records.state(header["base"])} if header["base"] else {}
+            write_payload(models / "personal" / f"{safe_name(self.site)}.safetensors", message | kept)
         return _outcome_parcel(Outcome(), header, kept=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -9,6 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
+
+from equipoise.data.federation import Federation
 from equipoise.engine.files import read_payload, write_payload, write_text
 from equipoise.engine.protocol import Payload, Value
 from equipoise.errors import UserError
@@ -20,11 +25,24 @@ class Manifest:
 
     round: int
     digest: str
+    data: str
+    """Identifies the sites' images and labels; a run goes on only with the data it began with."""
     events: int
     """Bytes of events.jsonl that belong to this round and those before it."""
     sites: dict[str, str] = field(default_factory=dict)
     selection: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def fingerprint(federation: Federation) -> str:
+    """Identifies which images and labels each site trains and is tested on."""
+    digest = hashlib.sha256(repr(federation.classes).encode())
+    for site in federation.sites:
+        for part, split in sorted(site.splits.items()):
+            digest.update(f"{site.name}/{part}/{len(split)}".encode())
+            for column in ("rows", "labels"):  # a site elsewhere tells only its counts
+                digest.update(np.ascontiguousarray(getattr(split, column, ())).tobytes())
+    return digest.hexdigest()[:16]
 
 
 class Checkpoints:
@@ -38,7 +56,8 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Rounds on disk, oldest first."""
-        return sorted(int(path.name.removeprefix("round-")) for path in self.folder.glob("round-?????"))
+        names = (path.name.removeprefix("round-") for path in self.folder.glob("round-?????"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, manifest: Manifest, server: Mapping[str, Value], scores: Mapping[str, Value]) -> None:
         """Write a checkpoint under a temporary name, then rename the whole folder.
@@ -66,18 +85,19 @@ class Checkpoints:
         """Test scores kept for the end of the run."""
         return read_payload(self._path(round_number) / "scores.safetensors")
 
-    def latest(self, digest: str) -> Manifest | None:
-        """The last complete checkpoint of this config; a checkpoint of another config is refused."""
-        rounds = self.rounds()
-        if not rounds:
-            return None
-        manifest = self.manifest(rounds[-1])
-        if manifest.digest != digest:
-            raise UserError(
-                f"{self.folder.parent} holds a run of another config (digest {manifest.digest}, this one is {digest}); "
-                "resume with the same settings, or choose another --out"
-            )
-        return manifest
+    def latest(self) -> Manifest | None:
+        """The last checkpoint that can be read; a damaged one gives way to the one before it."""
+        damaged = []
+        for round_number in reversed(self.rounds()):
+            try:
+                self.server(round_number)
+                self.scores(round_number)
+                return self.manifest(round_number)
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
+                damaged.append(f"{self._path(round_number).name}: {problem}")
+        if damaged:
+            raise UserError(f"no checkpoint in {self.folder} can be read ({'; '.join(damaged)})")
+        return None
 
     def retain(self, wanted: set[int]) -> list[Manifest]:
         """Delete all other checkpoints; gives the manifests of those that stay."""

@@ -8,16 +8,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+from equipoise.errors import UserError
+
 
 class EventLog:
     """Appends events to a file; a resumed run cuts the file back to its last complete round."""
 
     def __init__(self, path: Path, size: int | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if size is not None and path.exists():
-            os.truncate(path, size)
-        elif size is None:
+        if size is None:
             path.unlink(missing_ok=True)
+        elif not path.exists() or path.stat().st_size < size:
+            raise UserError(f"{path} is missing or shorter than its checkpoint says: this run cannot go on")
+        else:
+            os.truncate(path, size)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, event: str, **fields: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,11 +16,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.engine.protocol import Payload, Value, flatten, unflatten
+from equipoise.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # no file locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+LONGEST_NAME = 120
 
 
 def safe_name(name: str) -> str:
-    """A site's name as a file name."""
-    return quote(name, safe=" ()+,=@[]").replace(".", "%2E")
+    """A site's name as a file name; a very long one is cut and marked by its digest."""
+    quoted = quote(name, safe=" ()+,=@[]").replace(".", "%2E")
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    return f"{quoted[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def claimed_folder(folder: Path) -> Iterator[None]:
+    """Keep a run's folder to one process at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is at work in {folder}") from None
+        yield
 
 
 def write_payload(path: Path, payload: Mapping[str, Value]) -> None:

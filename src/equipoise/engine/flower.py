@@ -8,20 +8,18 @@ Nothing in this file knows how parcels travel: a `Post` does.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import Field, PositiveFloat
 
 from equipoise.config import Table
-from equipoise.engine.base import Engine, Outcomes, shared_part
+from equipoise.engine.base import Engine, Outcomes
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import SpilledPayload, safe_name, write_payload, write_text
+from equipoise.engine.journal import Answer, Journal
 from equipoise.engine.parcels import (
     Contents,
     MissingTensors,
@@ -33,7 +31,7 @@ from equipoise.engine.parcels import (
     read_counts,
     seal,
 )
-from equipoise.engine.protocol import Ask, Payload, PerSite, Reply, SiteFailure, Value, flatten
+from equipoise.engine.protocol import Ask, PerSite, Reply, SiteFailure, Value, flatten
 from equipoise.engine.site import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
 
@@ -129,8 +127,7 @@ class FlowerEngine(Engine):
     ) -> Generator[None, None, None]:
         """Write out the global model here; each site writes its own and a copy of the global one on its disk."""
         yield from super().publish(folder, message, sites)
-        shared = shared_part(message)
-        ask = Ask(PUBLISH, sites, **shared)
+        ask = Ask(PUBLISH, sites, **message)
         yield from self.place.run([Request(PUBLISH, site, self._round) for site in sites], ask, version="")
 
     def _unmeasured(self, request: Request, failure: SiteFailure) -> Outcome:
@@ -158,54 +155,6 @@ def _length(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float
     tensors, sent = flatten(payload)[0], flatten(message)[0]
     moved = [t.double() - sent[name].double() for name, t in tensors.items() if name in sent and t.is_floating_point()]
     return float(sum(change.square().sum() for change in moved)) ** 0.5
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back from a site, and whether the site wrote a new version of its state."""
-
-    outcome: Outcome
-    kept: bool
-
-    @classmethod
-    def of(cls, payload: Mapping[str, Value], noted: Mapping[str, Any]) -> Answer:
-        """An answer from a payload and what its header notes beside it."""
-        return cls(Outcome(payload, None, read_counts(noted["measures"]), dict(noted["facts"])), bool(noted["kept"]))
-
-
-class Journal:
-    """Accepted replies of the round in progress, on the server's disk."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def keep_only(self, round_number: int) -> None:
-        """Forget other rounds."""
-        for path in self.folder.glob("*"):
-            if not path.name.startswith(f"{round_number:05d}-"):
-                path.unlink()
-
-    def find(self, version: str, site: str, identity: str) -> Answer | None:
-        """The journaled reply to this very message."""
-        path = self._path(version, site, identity)
-        if not path.with_suffix(".json").exists():
-            return None
-        noted = json.loads(path.with_suffix(".json").read_text())
-        return Answer.of(SpilledPayload(path), noted)
-
-    def write(self, version: str, site: str, identity: str, payload: Payload, noted: dict[str, Any]) -> Answer:
-        """Journal a reply; the answer reads its tensors from the file, so memory does not grow with sites."""
-        path = self._path(version, site, identity)
-        write_payload(path, payload)
-        write_text(path.with_suffix(".json"), json.dumps(noted))
-        return Answer.of(SpilledPayload(path), noted)
-
-    def close(self) -> None:
-        """The run is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _path(self, version: str, site: str, identity: str) -> Path:
-        return self.folder / f"{version}-{safe_name(site)}-{identity}.safetensors"
 
 
 class _Hospitals:

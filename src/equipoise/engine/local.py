@@ -7,9 +7,12 @@ merged in site order, and each process computes with the same number of threads.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from equipoise.engine.protocol import Ask, PerSite, SiteFailure, Value, payload_
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, SiteStates, read_state, write_state
 from equipoise.engine.training import SiteData, Steps
+from equipoise.errors import UserError
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28
@@ -171,6 +175,11 @@ class _Pool:
             except SiteFailure as failure:
                 outcomes.append(failure)
                 continue
+            except BrokenProcessPool:
+                raise UserError(
+                    "a worker process was ended from outside (out of memory?); "
+                    "try fewer --workers, and --resume to go on after the last complete round"
+                ) from None
             if wrote_state:
                 engine.states.note(request.site, version)
             outcome.measures = {
@@ -204,8 +213,17 @@ class _Worker:
 _worker: _Worker | None = None
 
 
+def _end_with_parent() -> None:
+    """Do not outlive the main process, however it ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _start_worker(config: Config, method: Method, federation: Federation) -> None:
     global _worker  # noqa: PLW0603 - a process pool hands nothing else to its tasks
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(config.compute.threads)
     _worker = _Worker(config, method, federation)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +16,11 @@ from equipoise import __version__
 from equipoise.config import Config
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
-from equipoise.engine.checkpoint import Checkpoints, Manifest
+from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.evaluation import Evaluator, Score, mean_scores, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
-from equipoise.engine.files import write_text
+from equipoise.engine.files import claimed_folder, write_text
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.errors import UserError
@@ -61,6 +62,7 @@ class Run:
         self.make_engine = engine
         self.setting = Setting.of(config, method, self.federation, device)
         self.checkpoints = Checkpoints(folder / "checkpoints")
+        self._log_path = folder / "events.jsonl"
         self.sites = [site.name for site in self.federation.training_sites()]
         self.selection: dict[str, Any] = {}
         self.tail: list[list[Score]] = []
@@ -73,17 +75,19 @@ class Run:
     def steps(self, resume: bool = False) -> Steps:
         """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
+        self._check()
         latest = self._open(resume)
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
             self.evaluator.deciding_view()
             # Whatever is wrong with the settings has shown by now: from here on the folder is written.
-            self.log = EventLog(self.folder / "events.jsonl", latest.events if latest else None)
-            try:
-                yield from self._rounds(latest)
-            finally:
-                self.log.close()
+            with claimed_folder(self.folder):
+                self.log = EventLog(self._log_path, latest.events if latest else None)
+                try:
+                    yield from self._rounds(latest)
+                finally:
+                    self.log.close()
 
     def _rounds(self, latest: Manifest | None) -> Steps:
         began = time.perf_counter() - (latest.seconds if latest else 0.0)
@@ -103,18 +107,39 @@ class Run:
 
     # ---- beginning ---------------------------------------------------------------------------------
 
-    def _open(self, resume: bool) -> Manifest | None:
-        """The checkpoint to go on from, if any; a folder with a run in it is never overwritten unasked."""
-        latest = self.checkpoints.latest(self.config.digest()) if resume else None
-        if not resume and (self.folder / "events.jsonl").exists():
-            raise UserError(f"{self.folder} already holds a run; use --resume to go on, or another --out")
+    def _check(self) -> None:
+        """What can be said to be wrong before anything is written."""
         if not self.sites:
             raise UserError(f"{self.federation.name}: no site has training images")
-        if self.config.train.min_sites > len(self.sites):
-            raise UserError(
-                f"train.min_sites = {self.config.train.min_sites}, but {len(self.sites)} sites have training images"
-            )
+        least = self.config.train.min_sites
+        if least > len(self.sites):
+            raise UserError(f"train.min_sites = {least}, but {len(self.sites)} sites have training images")
+
+    def _open(self, resume: bool) -> Manifest | None:
+        """The checkpoint to go on from, if any; a folder with a run in it is never overwritten unasked."""
+        if not resume:
+            if self._log_path.exists():
+                raise UserError(f"{self.folder} already holds a run; use --resume to go on, or another --out")
+            return None
+        latest = self.checkpoints.latest()
+        if latest is None:
+            if self._log_path.exists() and '"event": "round"' in self._log_path.read_text(encoding="utf-8"):
+                raise UserError(f"{self.folder} has no checkpoint to go on from; choose another --out")
+            return None
+        if latest.digest != self.config.digest():
+            raise UserError(f"{self.folder} holds a run of another config{self._changes()}; choose another --out")
+        if latest.data != fingerprint(self.federation):
+            raise UserError(f"the data has changed since the run in {self.folder} began; choose another --out")
         return latest
+
+    def _changes(self) -> str:
+        """Which settings differ from those of the run in the folder, in words."""
+        path = self.folder / "config.toml"
+        if not path.exists():
+            return ""
+        before, now = (_flat(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), self.config.to_toml()))
+        keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
+        return ": " + ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys[:5]) if keys else ""
 
     def _start(self) -> Steps:
         shared = self.server.message()
@@ -146,7 +171,7 @@ class Run:
                 self.server.state.restore(before, self.setting.device)
                 self._tell("warning", text=f"the start is repeated: {failure}")
         else:
-            raise RuntimeError(f"the start failed {ATTEMPTS} times: {self.engine.failed}")
+            raise UserError(self._gave_up("the start"))
         self.engine.commit()
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
@@ -190,7 +215,7 @@ class Run:
                 self.server.state.restore(before, self.setting.device)
                 self._tell("warning", text=f"round {number} is repeated: {failure}")
         else:
-            raise RuntimeError(f"round {number} failed {ATTEMPTS} times: {self.engine.failed}")
+            raise UserError(self._gave_up(f"round {number}"))
         self.engine.commit()
         self._tell(
             "round",
@@ -201,6 +226,13 @@ class Run:
             missing=self.engine.failed,
         )
         yield from self._evaluate(number)
+
+    def _gave_up(self, what: str) -> str:
+        lost = "; ".join(f"{site}: {why}" for site, why in self.engine.failed.items())
+        advice = ""
+        if any("NaN" in why for why in self.engine.failed.values()):
+            advice = ". Training may have diverged: try a lower train.optimiser.lr, or train.optimiser.clip"
+        return f"{what} failed {ATTEMPTS} times ({lost}){advice}"
 
     def _drawn(self, number: int, attempt: int) -> list[str]:
         """The sites of a round: a share of all, drawn from the seed, in the federation's order."""
@@ -236,7 +268,8 @@ class Run:
                 self._tell_score(Score.of(self.setting.task, site, "trained", "valid", counts), number)
         if number % settings.every and not last:
             return
-        in_tail = settings.rule == "mean_last" and number > self.config.train.rounds - settings.last
+        first = max(settings.first_round, self.config.train.rounds - settings.last + 1)
+        in_tail = settings.rule == "mean_last" and number >= first
         parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
         scores = yield from self.evaluator.round_scores(number, parts)
         self._tell_unmeasured(number)
@@ -278,6 +311,7 @@ class Run:
         manifest = Manifest(
             round=number,
             digest=self.config.digest(),
+            data=fingerprint(self.federation),
             events=self.log.size(),
             sites=self.engine.states.flush(),
             selection=self.selection,
@@ -303,3 +337,11 @@ class Run:
         self.log.write(event, **fields)
         for observer in self.observers:
             observer.event(event, **fields)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {dotted key: value}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from equipoise.table import Table
 
 NetName = Literal["small-cnn", "resnet18", "efficientnet-b0", "efficientnet-lite0", "vgg16-slim"]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class NetConfig(BaseModel):
+class NetConfig(Table):
     """A net, where its first weights come from, and how much of it is dropped in training."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: NetName = "small-cnn"
     weights: str = "none"

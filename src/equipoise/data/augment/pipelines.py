@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Generator, Tensor
 
 from equipoise.data.augment.colour import Brightness, ColourJitter, Greyscale
@@ -14,6 +14,7 @@ from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianN
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
 from equipoise.errors import UserError
+from equipoise.table import Table
 
 PipelineName = Literal["none", "flips", "standard", "fediic", "fediic-ich", "fednpr", "fednpr-ich", "fedbm", "prr"]
 Normalisation = Literal["imagenet", "half", "none"]
@@ -25,10 +26,8 @@ IMAGENET_COLOUR: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GREY: Statistics = ((0.456,), (0.224,))
 
 
-class AugmentConfig(BaseModel):
+class AugmentConfig(Table):
     """Which pipeline, and how its output is normalised, as it stands in a run's configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: PipelineName = "standard"
     size: int | None = Field(default=None, ge=8)

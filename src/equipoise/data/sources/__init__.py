@@ -10,8 +10,10 @@ import hashlib
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,8 +65,7 @@ class Listing:
     def __post_init__(self) -> None:
         if not self.records:
             raise UserError(f"{self.source} has no images")
-        times = Counter(record.name for record in self.records)
-        repeated = first_few(name for name in times if times[name] > 1)
+        repeated = first_few(_listed_twice(self.records))
         if repeated:
             raise UserError(f"{self.source} lists images more than once, each belongs in one part: {repeated}")
         outside = first_few(r.name for r in self.records if not 0 <= r.label < len(self.classes))
@@ -82,6 +83,19 @@ class Listing:
             stamp = r.location.stamp if r.location else ""
             digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp)).encode())
         return digest.hexdigest()
+
+
+def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
+    """The names that come more than once, and those that lead to one file (a/1.png and a/../a/1.png)."""
+    named = Counter(record.name for record in records)
+    yield from (name for name, times in named.items() if times > 1)
+    resolve = cache(Path.resolve)  # an archive holds many images
+    places: dict[tuple[Path, str | None], list[str]] = {}
+    for record in records:
+        if record.location is not None and named[record.name] == 1:
+            place = (resolve(record.location.file), record.location.member)
+            places.setdefault(place, []).append(record.name)
+    yield from (" = ".join(names) for names in places.values() if len(names) > 1)
 
 
 def known() -> dict[str, str]:
@@ -102,18 +116,25 @@ def load(name: str) -> ModuleType:
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV file that must have `columns`."""
+    """Rows of a CSV file that must have `columns`; spaces around a value do not count."""
+    return list(numbered_rows(path, columns).values())
+
+
+def numbered_rows(path: Path, columns: Sequence[str]) -> dict[int, dict[str, str]]:
+    """The rows of `read_csv` by the number of their line, counting blank lines and the header."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    there = reader.fieldnames or ()
-    absent = [column for column in columns if column not in there]
+    if not lines:
+        raise UserError(f"{path} is empty; its first line should name the columns {', '.join(columns)}")
+    header = lines[0][1]
+    absent = [column for column in columns if column not in header]
     if absent:
-        raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(there)}")
-    return rows
+        raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(header)}")
+    return {number: dict(zip_longest(header, values[: len(header)], fillvalue="")) for number, values in lines[1:]}
 
 
 def find_file(root: Path, *names: str) -> Path:

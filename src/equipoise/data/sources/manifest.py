@@ -4,7 +4,7 @@ from pathlib import Path
 
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, locate
-from equipoise.data.sources import Listing, Record, first_few, read_csv
+from equipoise.data.sources import Listing, Record, first_few, numbered_rows
 from equipoise.errors import UserError
 
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
@@ -20,10 +20,11 @@ PARTS = {
 
 def listing(config: DataConfig, root: Path) -> Listing:
     """The images that the file `root` lists, in its order; relative paths start at the file's folder."""
-    rows = read_csv(root, ("path", "label"))
-    if not rows:
+    numbered = numbered_rows(root, ("path", "label"))
+    if not numbered:
         raise UserError(f"{root} lists no images")
-    _check_rows(rows, root)
+    _check_rows(numbered, root)
+    rows = list(numbered.values())
     labels = sorted({row["label"] for row in rows})
     classes = config.classes or tuple(labels)
     unknown = [label for label in labels if label not in classes]
@@ -38,20 +39,20 @@ def listing(config: DataConfig, root: Path) -> Listing:
             label=classes.index(row["label"]),
             site=row.get("site") or root.stem,
             group=row.get("group") or row["path"],
-            split=PARTS[row["split"].strip().lower()] if row.get("split") else "",
+            split=PARTS[row["split"].lower()] if row.get("split") else "",
         )
         for row in rows
     )
     return Listing(config.name, classes, records)
 
 
-def _check_rows(rows: list[dict[str, str]], root: Path) -> None:
-    """Name the first line that cannot be used; line 1 is the header."""
-    given = any(row.get("split") for row in rows)
-    for line, row in enumerate(rows, start=2):
+def _check_rows(rows: dict[int, dict[str, str]], root: Path) -> None:
+    """Name the first line that cannot be used."""
+    given = any(row.get("split") for row in rows.values())
+    for line, row in rows.items():
         if not row["path"] or not row["label"]:
             raise UserError(f"{root}, line {line}: path or label is empty")
-        split = (row.get("split") or "").strip().lower()
+        split = row.get("split", "").lower()
         if given and split not in PARTS:
             raise UserError(f"{root}, line {line}: unknown split {split!r}; use train, valid or test")
 

@@ -1,0 +1,20 @@
+"""The base of every part of a config: what holds for all tables of a TOML file."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
+
+
+class Table(BaseModel):
+    """A table of the config: unknown keys are errors, numbers are finite, and values never change once validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """Refuse `train.rounds = true`, which would count as one round."""
+        checked = check(value)
+        if isinstance(value, bool) and type(checked) in (int, float):
+            raise ValueError("Input should be a number")
+        return checked

@@ -1,0 +1,51 @@
+"""Clipping: one norm for everything that is one model, and a norm of its own for each of several models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from clients import new_client
+from equipoise.config import OptimiserConfig
+from equipoise.engine.optimiser import Optimiser, clip_by_norm
+
+CLIP = 1.0
+
+
+def moved(models: list[str] | None, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """How far parameters at 0 go in one plain step at rate 1."""
+    parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    config = OptimiserConfig(lr=1.0, momentum=0, clip=CLIP)
+    optimiser = Optimiser([(str(i), p) for i, p in enumerate(parameters)], config, models)
+    optimiser.lr.fill_(1.0)
+    optimiser.update(gradients)
+    return [-parameter.detach() for parameter in parameters]
+
+
+def test_each_model_is_clipped_as_if_the_others_were_not_there():
+    large, small = [torch.full((2,), 3.0), torch.full((3,), 4.0)], [torch.full((2,), 0.1), torch.full((1,), 0.2)]
+    found = moved(["a", "b", "a", "b"], [large[0], small[0], large[1], small[1]])
+    expected = clip_by_norm(large, CLIP)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[1])
+    assert torch.equal(found[1], small[0]) and torch.equal(found[3], small[1])
+
+
+def test_one_model_has_one_norm():
+    found = moved(None, [torch.full((2,), 3.0), torch.full((3,), 4.0)])
+    assert torch.cat(found).norm().item() == pytest.approx(CLIP, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        ("fedavg", {""}),
+        ("fediic", {""}),  # net and projector are one model: one loss trains both
+        ("fml", {"net", "personal"}),
+        ("apfl", {"net", "personal"}),
+        ("fedrod", {"net", "personal_head"}),
+        ("prr", {"personal", "deputy"}),
+    ],
+)
+def test_methods_of_two_models_say_so(method, models):
+    assert set(new_client(method).phases["main"].optimiser.models) == models

@@ -1,0 +1,41 @@
+"""What the papers state about the methods that they compare with is what their presets run them with."""
+
+from __future__ import annotations
+
+import pytest
+
+from equipoise.config import preset_names
+from equipoise.methods import get_method
+from equipoise.runs import make_config
+from equipoise.study.config import load_study
+
+FEDIIC = {
+    "fedprox": {"mu": 0.01},
+    "moon": {"mu": 10.0},
+    "fedrs": {"alpha": 0.0},
+    "fedfocal": {"gamma": 2.0},
+    "climb": {"eta_d": 0.1, "epsilon": 0.1},
+}
+FEDBM = {"fedprox": {"mu": 0.001}, "feddyn": {"alpha": 0.01}, "fednh": {"rho": 0.9}, "fedrod": {"gamma": 1.0}}
+STATED = {
+    name: FEDIIC if name.startswith("fediic-") else FEDBM for name in preset_names() if name[:5] in ("fedii", "fedbm")
+}
+STATED["fediic-real"] = FEDIIC | {"climb": {"eta_d": 0.01, "epsilon": 0.1}}
+
+
+@pytest.mark.parametrize("preset", STATED)
+def test_a_preset_runs_each_comparison_with_the_settings_that_its_paper_states(preset):
+    for name, stated in STATED[preset].items():
+        config, method = make_config(preset, method=name), get_method(name)
+        options = method.options.model_validate(config.methods[name]).model_dump()
+        assert config.method == name and {key: options[key] for key in stated} == stated
+
+
+def test_both_papers_have_presets():
+    assert len(STATED) == 12
+
+
+def test_the_study_after_fediic_states_them_too():
+    """Its data are not the preset's, so that its rows show what they run with."""
+    rows = {row.name: row.settings for row in load_study("fediic-ham10000").rows}
+    assert {name: rows[name][name] for name in FEDIIC} == FEDIIC
