@@ -32,7 +32,7 @@ TRAIN = {
 ROUNDS = 8
 MISSING_ROUND = 5
 HOSTILE = "</text></svg><script>alert('x')</script>$&\"_1"
-FIGURES = ["learning", "retrogress", "loss", "recall", "confusion", "federation", "cost"]
+FIGURES = ["learning", "retrogress", "loss", "recall", "confusion", "federation", "time", "traffic"]
 
 
 def scores(confusion: np.ndarray, loss: float) -> dict[str, Any]:
@@ -331,7 +331,8 @@ def test_report_of_one_run_lies_in_its_folder_and_has_every_figure_with_labelled
         "loss": ["Round", "Training loss"],
         "recall": ["Class"],
         "confusion": ["True class", "Predicted class"],
-        "cost": ["Seconds per round", "MB per round"],
+        "time": ["Seconds per round", "Vienna"],
+        "traffic": ["MB per round", "Vienna"],
         "federation": ["Site", "Class"],
     }.items():
         assert set(labels) <= set(report.figures[f"run1-{name}"]), name
@@ -437,6 +438,25 @@ def test_runs_of_one_method_are_told_apart_by_name_or_number(runs: list[Path]):
     assert run_labels([first, first]) == ["fedavg-demo (1)", "fedavg-demo (2)"]
 
 
+def test_figures_that_would_be_flat_at_zero_are_left_out(tmp_path: Path):
+    """Local training alone: nothing is sent, and a site ends each round with the model that it trained."""
+    events = list(run_events("local", "personal", TRAIN, ROUNDS))
+    ended = {(e["round"], e["site"]): e for e in events if e["event"] == "evaluation" and e["view"] == "personal"}
+    for event in events:
+        if event["event"] == "round":
+            for work in event["sites"].values():
+                work.update(sent=0, received=0)
+        elif event["event"] == "evaluation" and event["view"] == "trained":
+            event["metrics"] = ended[event["round"], event["site"]]["metrics"]
+    folder = write_events(tmp_path / "run", events)
+    page = Page(write_report([folder]))
+    assert list(page.figures) == [f"run1-{name}" for name in FIGURES if name not in ("retrogress", "traffic")]
+    assert "No retrogress: every model scored the same right after local training" in page.text
+    compared = Page(write_report([folder, folder], tmp_path / "both.html"))
+    assert "comparison-retrogress" not in compared.figures
+    assert "comparison-learning" in compared.figures
+
+
 # ---- runs that are not finished, and damage ------------------------------------------------------------
 
 
@@ -459,6 +479,56 @@ def test_unfinished_run_is_reported_as_such_with_its_latest_validation_scores(tm
     assert "No test results yet: these are the validation scores of round 3." in page.text
 
 
+def without_test_data(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of a finished run that had nothing to test on."""
+    start = {**events[0], "sites": [{**site, "test": [0] * len(CLASSES)} for site in events[0]["sites"]]}
+    return [start, *(e for e in events[1:] if e["event"] != "final")]
+
+
+def test_finished_run_without_test_data_shows_the_validation_scores_of_the_selected_round(tmp_path: Path):
+    events = without_test_data(list(run_events("fedavg", "global", TRAIN, ROUNDS)))
+    folder = write_events(tmp_path / "run", events)
+    page = Page(write_report([folder]))
+    assert f"There is no test data: these are the validation scores of round {ROUNDS - 1}." in page.text
+    assert "yet" not in page.text and "so far" not in page.text and "not finished" not in page.text
+    assert "global view, mean over sites, validation" in page.text
+    selected = events_of(folder, "evaluation", round=ROUNDS - 1, view="global")
+    row = headline([read_run(folder)])[0]
+    assert (row.part, row.rule, row.round) == ("valid", "best", ROUNDS - 1)
+    assert row.values["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in selected]))
+
+
+def test_finished_run_whose_test_data_was_not_measured_says_so(tmp_path: Path):
+    events = [e for e in run_events("fedavg", "global", TRAIN, ROUNDS) if e["event"] != "final"]
+    run = read_run(write_events(tmp_path / "run", events))
+    assert selection_note(run).startswith("The test data was not measured: these are the validation scores")
+
+
+def test_finished_run_without_any_scores_does_not_promise_some(tmp_path: Path):
+    events = without_test_data(list(run_events("fedavg", "global", TRAIN, ROUNDS)))
+    events = [e for e in events if e["event"] not in ("evaluation", "selection")]
+    page = Page(write_report([write_events(tmp_path / "run", events)]))
+    assert "Nothing was scored" in page.text and "yet" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("best", f"No validation data: the last round, {ROUNDS}."),
+        ("last", f"No validation data: the last round, {ROUNDS}."),
+        ("mean_last", f"No validation data: the mean over the last rounds up to {ROUNDS}."),
+    ],
+)
+def test_a_selection_without_validation_data_is_not_called_the_best(tmp_path: Path, rule: str, words: str):
+    events = [e for e in run_events("fedavg", "global", TRAIN, ROUNDS) if e["event"] != "evaluation"]
+    for event in events:
+        if event["event"] in ("selection", "final"):
+            event.update(rule=rule, round=ROUNDS)
+            event.pop("value", None)
+    note = selection_note(read_run(write_events(tmp_path / "run", events)))
+    assert note == f"{words} Test data took no part in the choice."
+
+
 def test_run_that_has_only_started_still_gives_a_report(tmp_path: Path):
     page = Page(write_report([write_events(tmp_path / "run", [start_event("fedavg", TRAIN, 5)])]))
     assert list(page.figures) == ["run1-federation"]
@@ -468,7 +538,7 @@ def test_run_that_has_only_started_still_gives_a_report(tmp_path: Path):
 def test_validation_scores_never_compete_with_test_results(runs: list[Path], tmp_path: Path):
     page = Page(write_report([runs[0], unfinished(tmp_path / "run", 3)], tmp_path / "both.html"))
     assert page.best == []
-    assert ["Mean over sites, validation (not finished)"] in page.rows
+    assert ["Mean over sites, validation (no test results)"] in page.rows
 
 
 def test_half_written_last_line_is_left_out_and_mentioned(tmp_path: Path):

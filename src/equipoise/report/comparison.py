@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from equipoise.report.curves import Curve, mean_curve, metric_curves, retrogress
+from equipoise.report.curves import Curve, flat, mean_curve, metric_curves, retrogress
 from equipoise.report.plotting import (
     FAINT,
     FULL_WIDTH,
@@ -67,9 +67,9 @@ def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figur
 
 
 def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
-    """Mean drop in balanced accuracy after each communication, a line per run."""
+    """Mean drop in balanced accuracy after each communication, a line per run; None where all are zero."""
     curves = [mean_curve(retrogress(run)) for run in runs]
-    if not any(curves):
+    if flat(curves):
         return None
     figure = canvas(FULL_WIDTH, 2.8)
     ax = figure.subplots()

@@ -1,6 +1,6 @@
 """What changes from round to round: metrics per site, their mean, and retrogress (PRR, Chen et al. 2022)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from equipoise.report.record import RunRecord, View, mean
@@ -39,6 +39,11 @@ def retrogress(run: RunRecord, metric: str = "balanced_accuracy", part: str = "v
         ended = after.get(site, {})
         drops[site] = {number: trained[number] - ended[number] for number in trained if number in ended}
     return {site: curve for site, curve in drops.items() if curve}
+
+
+def flat(curves: Iterable[Curve]) -> bool:
+    """True when nothing ever differs from zero: a figure of it would show nothing."""
+    return not any(value for curve in curves for value in curve.values())
 
 
 def work_curves(run: RunRecord, quantity: Literal["loss", "seconds"]) -> dict[str, Curve]:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from equipoise.report.curves import Curve, metric_curves, retrogress, work_curves
+from equipoise.report.curves import Curve, flat, metric_curves, retrogress, work_curves
 from equipoise.report.plotting import (
     ABSENT,
     ACCENT,
@@ -64,8 +64,10 @@ def _mark_selected(ax: Axes, run: RunRecord, view: str) -> None:
 
 
 def retrogress_curves(run: RunRecord) -> Figure | None:
-    """Drop in balanced accuracy after each communication, per site and as the mean."""
-    return _half_width(retrogress(run), "Drop in balanced accuracy (points)", scale=100, zero=True)
+    """Drop in balanced accuracy after each communication, per site and as the mean; None where all are zero."""
+    drops = retrogress(run)
+    shown = {} if flat(drops.values()) else drops
+    return _half_width(shown, "Drop in balanced accuracy (points)", scale=100, zero=True)
 
 
 def training_loss(run: RunRecord) -> Figure | None:
@@ -220,34 +222,42 @@ def matrices_shown(run: RunRecord) -> str:
     return f" The first {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
 
 
-def cost_per_round(run: RunRecord) -> Figure | None:
-    """Seconds per round, by site and on the clock, and what each site sends and receives per round."""
+def time_per_round(run: RunRecord) -> Figure | None:
+    """Seconds per round, by site and on the clock."""
     curves = work_curves(run, "seconds")
     if not curves:
         return None
-    names = [site.name for site in _largest(run.start.sites) if site.name in curves]
-    figure = canvas(FULL_WIDTH, max(2.6, 0.9 + 0.3 * len(names)))
-    clock, traffic = figure.subplots(1, 2)
+    figure = canvas(HALF_WIDTH, 2.9)
+    ax = figure.subplots()
     colour = colours(list(curves))
-    draw_sites(clock, curves, colour, with_mean=False)
+    draw_sites(ax, curves, colour, with_mean=False)
     wall = {finished.round: finished.seconds for finished in run.rounds}
-    draw_curve(clock, wall, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
-    round_axis(clock)
-    clock.set(title="Time (dashed: whole round)", ylabel="Seconds per round")
-    clock.set_ylim(bottom=0)
+    draw_curve(ax, wall, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
+    round_axis(ax)
+    ax.set_ylabel("Seconds per round")
+    ax.set_ylim(bottom=0)
+    site_legend(figure, list(curves), colour, with_mean=False)
+    return figure
 
-    work = {name: [r.sites[name] for r in run.rounds if name in r.sites] for name in names}
+
+def traffic_per_round(run: RunRecord) -> Figure | None:
+    """What each site sends and receives per round; None where nothing moved."""
+    work = {site.name: [r.sites[site.name] for r in run.rounds if site.name in r.sites] for site in run.start.sites}
+    names = [site.name for site in _largest(run.start.sites) if work[site.name]]
     sent = np.array([np.mean([w.sent for w in work[name]]) for name in names])
     received = np.array([np.mean([w.received for w in work[name]]) for name in names])
+    if not (sent.any() or received.any()):
+        return None
+    figure = canvas(HALF_WIDTH, max(2.9, 0.9 + 0.3 * len(names)))
+    ax = figure.subplots()
     divisor, unit = byte_unit(max(sent.max(), received.max()))
     places = np.arange(len(names))
-    traffic.barh(places - 0.18, sent / divisor, 0.32, color=ACCENT, label="sent by the site")
-    traffic.barh(places + 0.18, received / divisor, 0.32, color=ACCENT_LIGHT, label="received by the site")
-    traffic.set_yticks(places, [plain(name) for name in names])
-    traffic.set(title="Traffic", xlabel=f"{unit} per round", ylim=(len(names) - 0.5, -0.5))
-    traffic.grid(axis="y", visible=False)
-    traffic.legend(loc="lower left", bbox_to_anchor=(0.3, 1.0), ncols=2, borderaxespad=0.2)
-    site_legend(figure, list(curves), colour, with_mean=False)
+    ax.barh(places - 0.18, sent / divisor, 0.32, color=ACCENT, label="sent by the site")
+    ax.barh(places + 0.18, received / divisor, 0.32, color=ACCENT_LIGHT, label="received by the site")
+    ax.set_yticks(places, [plain(name) for name in names])
+    ax.set(xlabel=f"{unit} per round", ylim=(len(names) - 0.5, -0.5))
+    ax.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from equipoise.errors import UserError
 from equipoise.report import comparison, figures
+from equipoise.report.curves import retrogress
 from equipoise.report.plotting import style, to_svg
 from equipoise.report.record import RunRecord, read_run
 from equipoise.report.summary import cost_rows, duration, facts, key_numbers, left_out, model_bytes, traffic
@@ -93,18 +94,15 @@ CONFUSION = Plot(
     "true class (each row adds up to 100 %).",
     remark=figures.matrices_shown,
 )
-COST = Plot(
-    "cost",
-    figures.cost_per_round,
-    "Time and traffic. Left: seconds of work per site and of the whole round. Right: mean traffic per round.",
-)
+TIME = Plot("time", figures.time_per_round, "Seconds of work per site; dashed: of the whole round.", half=True)
+TRAFFIC = Plot("traffic", figures.traffic_per_round, "Mean traffic of each site per round.", half=True)
 FEDERATION = Plot(
     "federation",
     lambda run: figures.federation_bubbles(run.training_sites, run.start.classes),
     "Training images of each class at each site; the area of a bubble is the count, 0 marks an absent class.",
     remark=figures.sites_shown,
 )
-RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, COST)
+RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, TIME, TRAFFIC)
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
@@ -228,6 +226,7 @@ def _section(run: RunRecord, label: str, place: int, *, with_federation: bool) -
         "rows": headline([run]),
         "site_rows": site_rows(run),
         "note": selection_note(run),
+        "retrogress_known": bool(retrogress(run)),
         "pictures": pictures,
         "cost": cost_rows(run),
         "left_out": left_out(run),

@@ -127,7 +127,7 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """True when the run came to its end and wrote its test results."""
+        """True when the run came to its end and wrote its test results, where there is test data."""
         return self.seconds is not None
 
     @property
@@ -159,6 +159,11 @@ class RunRecord:
         return [site for site in self.start.sites if sum(site.train)]
 
     @property
+    def has_test_data(self) -> bool:
+        """True when a site, a common set or a cohort has an image to test on."""
+        return any(sum(site.test) for site in self.start.sites)
+
+    @property
     def evaluators(self) -> list[str]:
         """The places where models are only measured."""
         return [site.name for site in self.start.sites if not sum(site.train)]
@@ -171,8 +176,11 @@ class RunRecord:
 
     @cached_property
     def results(self) -> Sequence[Result]:
-        """The test results, or, while there are none, the latest validation scores, marked `part="valid"`."""
-        return self.finals or list(_provisional(self))
+        """The test results, or, where there are none, validation scores, marked `part="valid"`.
+
+        These are of the selected round, and of the latest one while none is selected.
+        """
+        return self.finals or list(_validation_results(self))
 
 
 def setting(config: dict[str, Any], *path: str) -> Any:
@@ -189,13 +197,14 @@ def mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _provisional(run: RunRecord) -> Iterator[Result]:
-    """The latest validation scores per view in the shape of results: by site, then the mean over sites."""
+def _validation_results(run: RunRecord) -> Iterator[Result]:
+    """One round's validation scores per view in the shape of results: by site, then the mean over sites."""
+    selected = run.selections[-1] if run.selections else None
     for view in ("global", "personal"):
         scored = [e for e in run.evaluations if e.part == "valid" and e.view == view]
-        latest = max((e.round for e in scored), default=0)
-        scored = [e for e in scored if e.round == latest]
-        common = {"part": "valid", "rule": "latest", "round": latest, "view": view}
+        shown = selected.round if selected else max((e.round for e in scored), default=0)
+        scored = [e for e in scored if e.round == shown]
+        common = {"part": "valid", "rule": selected.rule if selected else "latest", "round": shown, "view": view}
         for e in scored:
             measured = {"metrics": e.metrics, "recall": e.recall, "confusion": e.confusion}
             yield Result.model_validate({**common, "scope": "site", "site": e.site, **measured})

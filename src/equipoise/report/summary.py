@@ -39,7 +39,7 @@ def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
     if not rows:
         return []
     row = next((row for row in rows if row.scope == "mean"), rows[0])
-    remark = f"{row.view} view, {row.scope_title}"
+    remark = f"{row.view} view, {row.scope_title}" + ("" if row.part == "test" else ", validation")
     keys = ("balanced_accuracy", "macro_f1", "worst_class_recall", "worst_site")
     remarks = {"worst_site": f"balanced accuracy at {row.worst_site_name}" if row.worst_site_name else remark}
     return [

@@ -136,8 +136,8 @@ def _worst_site(results: Sequence[Result]) -> tuple[str | None, float | None]:
 def selection_note(run: RunRecord) -> str:
     """How the reported round was chosen, in a sentence to print under a table."""
     if not run.finals:
-        latest = max((result.round for result in run.results), default=0)
-        return f"No test results yet: these are the validation scores of round {latest}."
+        shown = max((result.round for result in run.results), default=0)
+        return f"{_why_no_test_results(run)}: these are the validation scores of round {shown}."
     rules = {final.rule for final in run.finals}
     chosen = [_selection_sentence(selection) for selection in run.selections if selection.rule in rules]
     if not chosen:
@@ -145,17 +145,27 @@ def selection_note(run: RunRecord) -> str:
     return f"{'. '.join(chosen)}. Test data took no part in the choice."
 
 
+def _why_no_test_results(run: RunRecord) -> str:
+    if not run.finished:
+        return "No test results yet"
+    return "The test data was not measured" if run.has_test_data else "There is no test data"
+
+
 def _selection_sentence(selection: Selection) -> str:
     score = f"{METRIC_TITLES.get(selection.metric, selection.metric).lower()} ({selection.view} view)"
-    value = "" if selection.value is None else f", {percent(selection.value)} %"
+    value = f"{score}, {percent(selection.value)} %"
     match selection.rule:
+        case "mean_last" if selection.value is None:
+            return f"No validation data: the mean over the last rounds up to {selection.round}"
+        case _ if selection.value is None:
+            return f"No validation data: the last round, {selection.round}"
         case "best":
-            return f"Selected round {selection.round}, the best by validation {score}{value}"
+            return f"Selected round {selection.round}, the best by validation {value}"
         case "last":
-            return f"The last round, {selection.round}; its validation {score}{value}"
+            return f"The last round, {selection.round}; its validation {value}"
         case "mean_last":
-            return f"Mean over the last rounds up to {selection.round}; validation {score}{value}"
-    return f"Rule {selection.rule}: round {selection.round}, validation {score}{value}"
+            return f"Mean over the last rounds up to {selection.round}; validation {value}"
+    return f"Rule {selection.rule}: round {selection.round}, validation {value}"
 
 
 def percent(value: float | None) -> str:
