@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,26 @@ def test_the_table_counts_every_site_part_and_class(load):
     numbers = [str(count) if count else "-" for count in first.class_counts(5)]
     assert any(line.split() == ["site", "1", "train", *numbers, str(len(first.splits["train"]))] for line in lines)
     assert sum("train" in line or "valid" in line or "test" in line for line in lines) == 12
+
+
+def test_the_table_prints_names_as_they_are_even_where_they_look_like_markup(load):
+    federation = load()
+    named = replace(
+        federation,
+        classes=("[red]hot", ":warning:", *federation.classes[2:]),
+        sites=(replace(federation.sites[0], name="[/]Ward [1]"), *federation.sites[1:]),
+    )
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table(named))
+    assert all(name in capture.get() for name in ("[red]hot", ":warning:", "[/]Ward [1]"))
+
+
+@pytest.mark.parametrize("name", ["chart.xyz", "chart"])
+def test_a_chart_of_an_unknown_kind_is_refused_with_the_known_ones(load, tmp_path, name):
+    with pytest.raises(UserError, match=rf"{name}: .*\.png, \.svg, \.pdf"):
+        bubble_chart(load(), tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_bubble_chart_is_a_picture_with_something_in_it(load, tmp_path):

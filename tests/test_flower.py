@@ -250,7 +250,7 @@ def test_a_method_that_asks_for_more_than_the_policy_allows_is_refused_by_name(t
     hospitals = Hospitals(tmp_path, "fediic")
     for office in hospitals.post.offices.values():
         office.policy = {"train": ["model", "examples"], "evaluate": ["counts"], "describe": ["counts"]}
-    with pytest.raises(RuntimeError, match=r"policy refuses the method 'fediic'.*survey"):
+    with pytest.raises(UserError, match=r"policy refuses the method 'fediic'.*survey"):
         hospitals.run()
 
 
@@ -302,7 +302,7 @@ def test_only_messages_that_the_coordinator_signed_are_obeyed(tmp_path):
 def test_what_fails_at_a_site_is_told_without_local_details(tmp_path, monkeypatch):
     hospitals = Hospitals(tmp_path)
     monkeypatch.setattr(Office, "_perform", lambda *_: (_ for _ in ()).throw(ValueError("patient-0815.png")))
-    with pytest.raises(RuntimeError, match="failed 3 times"):
+    with pytest.raises(UserError, match="failed 3 times"):
         hospitals.run()
     told = [event["text"] for event in events(hospitals.folder / "run", "warning")]
     assert told and not any("0815" in text for text in told) and any("ValueError at the site" in text for text in told)

@@ -258,15 +258,40 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
         ("path,label,split\na/0.png,a,train\nb/0.png,b,\n", "line 3: unknown split ''"),
         ("path,label,split\na/0.png,a,train\na/0.png,a,test\nb/0.png,b,train\n", "more than once.*a/0.png"),
         ("path,label\na/0.png,a\nb/0.png\n", "line 3: path or label is empty"),
+        ("path,label\na/0.png,a\n\n\nb/0.png\n", "line 5: path or label is empty"),
+        ("path,label\na/0.png,a\n./a/0.png,a\nb/0.png,b\n", r"more than once.*a/0\.png = \./a/0\.png"),
+        ("path,label\na/0.png,a\nb/../a/0.png,a\nb/0.png,b\n", r"more than once.*a/0\.png = b/\.\./a/0\.png"),
+        ("", "is empty; its first line should name the columns path, label"),
+        ("\n\n", "is empty"),
         ("path,label\na/0.png,a\na/1.png,a\n", "one class only"),
         ("file,label\na/0.png,a\n", "no column path; it has file, label"),
         ("path,label\n", "lists no images"),
-        ("path,label\na/0.png,a\nb/77.png,b\n", "1 of 2 images .*b/77.png"),
+        ("path,label\na/0.png,a\nb/77.png,b\n", r"1 of 2 images .*do not exist \(paths start in .*\): b/77.png"),
     ],
 )
 def test_manifests_with_mistakes_are_refused_with_the_place(manifest, text, message):
     with pytest.raises(UserError, match=message):
         manifest(text)
+
+
+def test_spaces_around_the_values_of_a_manifest_do_not_count(manifest):
+    lines = [f"{label}/{n}.png , {label}{' ' * (n % 2)}, {'x' if n % 3 else ' x '}" for label in "ab" for n in range(10)]
+    federation = manifest(" path,label , site\n" + "\n".join(lines))
+    assert federation.classes == ("a", "b")
+    assert [site.name for site in federation.sites] == ["x"]
+
+
+def test_one_image_in_two_class_folders_is_refused(tmp_path):
+    root = image_files(tmp_path / "mine", {"benign": 3, "malignant": 3})
+    (root / "malignant" / "link.png").symlink_to(root / "benign" / "0.png")
+    with pytest.raises(UserError, match=r"more than once.*benign/0\.png = malignant/link\.png"):
+        load_federation(DataConfig(name=f"folder:{root}", store=tmp_path / "stores", size=8), 0)
+
+
+@pytest.mark.parametrize("name", ["phantom", "pbc"])
+def test_a_class_list_for_a_source_with_classes_of_its_own_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match=rf"data\.classes has no effect on {name}"):
+        load_federation(DataConfig(name=name, store=tmp_path, classes=("a", "b")), 0)
 
 
 def test_labels_outside_the_class_list_are_refused(manifest):

@@ -138,7 +138,7 @@ def test_an_unreadable_image_is_named_and_leaves_no_store_behind(raw):
     content = (raw / "second" / "001.png").read_bytes()
     (raw / "second" / "001.png").write_bytes(content[: len(content) // 2])
     config = config_for(raw)
-    with pytest.raises(UserError, match=r"1 of 300 images .*second/001\.png.*--skip-unreadable"):
+    with pytest.raises(UserError, match=r"1 of 300 images .*second/001\.png.*--set data\.skip_unreadable=true"):
         prepare.prepare(config, progress=False)
     assert not prepare.store_folder(config).exists()
     federation = load_federation(config.model_copy(update={"skip_unreadable": True}), 0)
@@ -147,6 +147,23 @@ def test_an_unreadable_image_is_named_and_leaves_no_store_behind(raw):
     assert "second/001.png" not in store.index.names
     row = store.index.rows[store.index.names.index("second/003.png")]
     assert store.packed[row, :, 4, 4].tolist() == [3, 0, 7]
+
+
+def test_what_is_no_image_is_named_by_its_file_not_by_a_python_object(raw):
+    (raw / "second" / "001.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"second/001\.png \(no image in a known format\)") as raised:
+        prepare.prepare(config_for(raw), progress=False)
+    assert "BytesIO" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_image_with_pixels_that_are_no_numbers_is_named(raw, value):
+    pixels = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    pixels[2, 3] = value
+    Image.fromarray(pixels).save(raw / "first" / "000.tif")
+    with pytest.raises(UserError, match=r"cannot be read: .*first/000\.tif \(it has pixels that are not finite"):
+        prepare.prepare(config_for(raw), progress=False)
 
 
 def test_a_mended_image_is_read_again(raw):

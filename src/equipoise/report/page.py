@@ -94,7 +94,7 @@ CONFUSION = Plot(
     "true class (each row adds up to 100 %).",
     remark=figures.matrices_shown,
 )
-TIME = Plot("time", figures.time_per_round, "Seconds of work per site; dashed: of the whole round.", half=True)
+SECONDS = Plot("seconds", figures.time_per_round, "Seconds of work per site; dashed: of the whole round.", half=True)
 TRAFFIC = Plot("traffic", figures.traffic_per_round, "Mean traffic of each site per round.", half=True)
 FEDERATION = Plot(
     "federation",
@@ -102,7 +102,7 @@ FEDERATION = Plot(
     "Training images of each class at each site; the area of a bubble is the count, 0 marks an absent class.",
     remark=figures.sites_shown,
 )
-RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, TIME, TRAFFIC)
+RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, SECONDS, TRAFFIC)
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:

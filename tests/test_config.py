@@ -1,0 +1,81 @@
+"""The config: what it refuses, and that the message names the place and is no longer than it needs to be."""
+
+import pytest
+
+from equipoise.config import override, read_raw
+from equipoise.errors import UserError
+from equipoise.runs import make_config
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.optimiser.lr=inf", "train.optimiser.lr: Input should be a finite number"),
+        ("train.optimiser.momentum=nan", "train.optimiser.momentum: Input should be a finite number"),
+        ("train.schedule.gamma=inf", "train.schedule.gamma: Input should be a finite number"),
+        ("npr.weight=inf", "npr.weight: Input should be a finite number"),
+        ("data.alpha=inf", "data.alpha: Input should be a finite number"),
+        ("data.alphas=[1.0, nan]", r"data.alphas.1: Input should be a finite number"),
+        ("data.phantom.skew=inf", "data.phantom.skew: Input should be a finite number"),
+        ("augment.mean=[inf]", "augment.mean.0: Input should be a finite number"),
+        ("net.dropout=nan", "net.dropout: Input should be a finite number"),
+        ("fedprox.mu=inf", "mu: Input should be a finite number"),
+    ],
+)
+def test_numbers_are_finite_in_every_table(setting, message):
+    with pytest.raises(UserError, match=message):
+        make_config(None, [setting])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.phantom.seed=-1",
+        "data.phantom.skew=1e6",
+        "data.phantom.shift=1e6",
+        "data.phantom.difficulty=1e6",
+        "train.optimiser.betas=[0.9, 1.0]",
+        "train.optimiser.betas=[-0.1, 0.9]",
+    ],
+)
+def test_values_that_no_run_could_use_are_refused(setting):
+    with pytest.raises(UserError, match=setting.partition("=")[0]):
+        make_config(None, [setting])
+
+
+@pytest.mark.parametrize("key", ["train.rounds", "train.steps", "train.optimiser.lr", "data.size", "net.dropout"])
+def test_true_is_no_number(key):
+    with pytest.raises(UserError, match=rf"{key}: Input should be a number \(got True\)"):
+        make_config(None, [f"{key}=true"])
+
+
+def test_true_stays_true_where_a_truth_is_wanted():
+    assert make_config(None, ["train.optimiser.keep=true"]).train.optimiser.keep is True
+
+
+def test_a_message_about_several_keys_does_not_print_their_tables():
+    with pytest.raises(UserError) as raised:
+        make_config(None, ["evaluation.first_round=99"])
+    lines = str(raised.value).splitlines()
+    assert lines[1].strip().startswith("config: evaluation.first_round = 99 lies after the last round")
+    assert "{" not in str(raised.value) and len(lines) == 2
+
+
+def test_a_date_is_refused_by_its_key(tmp_path):
+    (tmp_path / "dated.toml").write_text("[train]\nrounds = 2024-05-01\n")
+    with pytest.raises(UserError, match=r"dated\.toml is not valid:\n  train\.rounds: Input should be a valid integer"):
+        make_config(str(tmp_path / "dated.toml"))
+    with pytest.raises(UserError, match=r"name: Input should be a valid string"):
+        make_config(None, ["name=10:30:00"])
+
+
+def test_a_config_that_is_not_utf8_is_refused_with_file_and_line(tmp_path):
+    (tmp_path / "latin.toml").write_bytes('method = "fedavg"\nname = "Zürich"\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.toml, line 2: the text is not UTF-8"):
+        read_raw(str(tmp_path / "latin.toml"))
+
+
+def test_settings_leave_the_tables_they_override_alone():
+    raw = {"train": {"rounds": 3}}
+    assert override(raw, ["train.rounds=5"]) == {"train": {"rounds": 5}}
+    assert raw == {"train": {"rounds": 3}}
