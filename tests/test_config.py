@@ -43,7 +43,9 @@ def test_values_that_no_run_could_use_are_refused(setting):
         make_config(None, [setting])
 
 
-@pytest.mark.parametrize("key", ["train.rounds", "train.steps", "train.optimiser.lr", "data.size", "net.dropout"])
+@pytest.mark.parametrize(
+    "key", ["train.rounds", "train.steps", "train.optimiser.lr", "data.limit", "data.phantom.skew"]
+)
 def test_true_is_no_number(key):
     with pytest.raises(UserError, match=rf"{key}: Input should be a number \(got True\)"):
         make_config(None, [f"{key}=true"])

@@ -275,7 +275,9 @@ def test_manifests_with_mistakes_are_refused_with_the_place(manifest, text, mess
 
 
 def test_spaces_around_the_values_of_a_manifest_do_not_count(manifest):
-    lines = [f"{label}/{n}.png , {label}{' ' * (n % 2)}, {'x' if n % 3 else ' x '}" for label in "ab" for n in range(10)]
+    lines = [
+        f"{label}/{n}.png , {label}{' ' * (n % 2)}, {'x' if n % 3 else ' x '}" for label in "ab" for n in range(10)
+    ]
     federation = manifest(" path,label , site\n" + "\n".join(lines))
     assert federation.classes == ("a", "b")
     assert [site.name for site in federation.sites] == ["x"]

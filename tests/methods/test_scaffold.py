@@ -85,14 +85,17 @@ def test_a_lost_site_leaves_the_mean_right(tmp_path, weighting):
     assert_mean_of_sites(folder, weighting)
 
 
-def test_a_site_that_does_not_tell_its_size_at_the_start_passes_for_one_of_mean_size():
+def test_by_size_all_sites_tell_theirs_once_and_alike_none_does():
     server = new_server("scaffold")
     conversation = server.start(("a", "b", "c"))
     assert (ask := next(conversation)).action == "count" and ask.sites == ("a", "b", "c")
-    counted = Replies([Reply("a", {"examples": 30}), Reply("c", {"examples": 50})], {"b": "lost"})
+    replies = [Reply(site, {"examples": size}) for site, size in (("a", 30), ("b", 40), ("c", 50))]
     with pytest.raises(StopIteration):
-        conversation.send(counted)
-    assert server.participation(counted) == pytest.approx(80 / 120)
+        conversation.send(Replies(replies))
+    assert server.participation(Replies(replies[::2])) == pytest.approx(80 / 120)
+    alike = new_server("scaffold", "train.aggregation='uniform'")
+    assert list(alike.start(("a", "b", "c"))) == []
+    assert alike.participation(Replies(replies[::2])) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("lr", [0.05, 0.02], ids=["base rate", "decayed rate"])

@@ -45,8 +45,7 @@ class RosterServer(FedAvgServer):
         self.state.all_weights = float(len(roster))
         if self.setting.config.train.aggregation == "size":
             counted = yield Ask("count", roster)
-            # A site that does not answer now may train later: until then it passes for one of mean size.
-            self.state.all_weights = sum(site_weights(counted)) * len(roster) / len(counted)
+            self.state.all_weights = sum(site_weights(counted))
 
     def participation(self, replies: Replies) -> float:
         """What the sites that answered weigh, of what all sites do: |S| / N, or their share of the images.
