@@ -165,8 +165,8 @@ def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.i
 def _proper(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """Shares (..., sites) that add up to one; extreme concentrations draw what floating point cannot hold."""
     if not np.allclose(shares.sum(axis=-1), 1):
-        side = "small: raise it" if alpha < 1 else "large: lower it"
-        raise UserError(f"alpha={alpha}: too {side} to draw shares from a Dirichlet distribution")
+        side, remedy = ("small", "raise") if alpha < 1 else ("large", "lower")
+        raise UserError(f"alpha={alpha}: too {side} to draw shares from a Dirichlet distribution; {remedy} it")
     return shares
 
 
