@@ -36,6 +36,8 @@ app.command()(study)
 deploy_commands.mount(app)
 console = Console()
 
+#: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
+COSTS = ("compute", "traffic", "evaluation")
 #: headings that fit a narrow terminal
 SHORT_TITLES = {
     "balanced_accuracy": "bal.\nacc.",
@@ -187,7 +189,7 @@ def methods_list(context: typer.Context) -> None:
         return
     from equipoise.methods import get_method, method_names
 
-    headings = ("method", "year", "what it changes", "what it sends", "compute", "traffic")
+    headings = ("method", "year", "what it changes", "what it sends", *COSTS)
     table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -196,7 +198,7 @@ def methods_list(context: typer.Context) -> None:
         sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
         table.add_row(name, str(method.year or ""), method.changes, sent or "nothing", *_costs(name))
     console.print(table)
-    console.print("compute, traffic: per round beside FedAvg, measured on the phantom (benchmarks/method_costs.py);")
+    console.print("compute, traffic, evaluation: beside FedAvg, measured on the phantom (benchmarks/method_costs.py);")
     console.print("papers, options and what exactly leaves a site: equipoise methods show NAME")
 
 
@@ -205,7 +207,7 @@ def _costs(name: str) -> list[str]:
     from equipoise.methods import measured_costs
 
     measured = measured_costs().get(name, {})
-    return [f"x{measured[kind]:.1f}" if kind in measured else "-" for kind in ("compute", "traffic")]
+    return [f"x{measured[kind]:.1f}" if kind in measured else "-" for kind in COSTS]
 
 
 @methods_app.command("show")
@@ -217,8 +219,8 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
     console.print(f"[bold]{name}[/]  {method.summary}", highlight=False)
     console.print(f"paper: {method.paper}", highlight=False)
     console.print(f"changes: {method.changes}", highlight=False)
-    compute, traffic = _costs(name)
-    console.print(f"beside FedAvg, on the phantom: compute {compute}, traffic {traffic}", highlight=False)
+    costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
+    console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
     sheet = RichTable("action", "entry", "what leaves the site", title="disclosure sheet")
     for action, entries in method.client.discloses.items():
         for entry, text in entries.items():

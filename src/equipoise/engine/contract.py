@@ -8,7 +8,7 @@ workplace that serves one site after another: whatever its hooks read is a decla
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,128 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.config import Config, OptimiserConfig, Table
-from equipoise.data.federation import Federation
 from equipoise.engine.optimiser import Optimiser
-from equipoise.engine.protocol import (
-    Action,
-    Conversation,
-    Payload,
-    PerSite,
-    Tensors,
-    Train,
-    Value,
-    Work,
-    flatten,
-    unflatten,
-)
+from equipoise.engine.protocol import Action, Payload, Tensors, Train, Value, Work
+from equipoise.engine.server import Server, State
+from equipoise.engine.setting import Setting
 from equipoise.losses import supervised_loss
-from equipoise.nets import Net, build_net, groups
+from equipoise.nets import groups
 from equipoise.streams import stream
-from equipoise.tasks import Classification, Task
+
+__all__ = ["Batch", "Client", "Method", "NoOptions", "PerBatch", "Phase", "Server", "Setting", "State"]
 
 
 class NoOptions(Table):
     """A method without options of its own."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What server and sites agree on before the first round; holds no data."""
-
-    config: Config
-    options: Any
-    task: Task
-    channels: int
-    image_size: int
-    device: torch.device
-
-    @classmethod
-    def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
-        """The setting of a run."""
-        options = method.options.model_validate(config.methods.get(method.table or config.method, {}))
-        task = Classification(federation.classes)
-        return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, whether or not a site has them all."""
-        return self.task.num_classes
-
-    def new_net(self) -> Net:
-        """The configured net with the weights that every site and the server start from."""
-        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
-
-    def seeded(self, name: str, make: Callable[[], Any]) -> Any:
-        """`make()` under the named random stream, moved to the device: the same everywhere."""
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would also restart the random streams of slots on a GPU.
-            torch.random.default_generator.manual_seed(stream(self.config.seed, "initial", name))
-            made = make().to(self.device)
-        if isinstance(made, nn.Module) and self.config.compute.channels_last:
-            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return made
-
-
-class State:
-    """A server's state: named tensors, dicts of tensors and plain values, nothing else.
-
-    Values are replaced, never changed in place: a snapshot is then a cheap copy of the names.
-    """
-
-    def __init__(self) -> None:
-        object.__setattr__(self, "values", {})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return object.__getattribute__(self, "values")[name]
-        except KeyError:
-            raise AttributeError(f"the server's state has no '{name}'") from None
-
-    def __setattr__(self, name: str, value: Value) -> None:
-        self.values[name] = value
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def snapshot(self) -> dict[str, Value]:
-        """The state as it is now."""
-        return dict(self.values)
-
-    def restore(self, snapshot: Mapping[str, Value], device: torch.device | str = "cpu") -> None:
-        """Go back to a snapshot (or a payload read from disk)."""
-        tensors, plain = flatten(snapshot)
-        moved = unflatten({name: tensor.to(device) for name, tensor in tensors.items()}, plain)
-        object.__setattr__(self, "values", dict(moved))
-
-
-class Server:
-    """The server side of a method."""
-
-    def __init__(self, setting: Setting):
-        self.setting = setting
-        self.options = setting.options
-        self.state = State()
-        self.setup()
-
-    def setup(self) -> None:
-        """Set the first state, before any site is asked."""
-
-    def start(self, roster: Sequence[str]) -> Conversation:
-        """Gather once what must be known before the first round."""
-        yield from ()
-
-    def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        """One round, counted from 1: yield `Ask`s, receive `Replies`, change `self.state`."""
-        raise NotImplementedError
-
-    def message(self) -> dict[str, Value | PerSite]:
-        """What a site needs, besides what it keeps, to predict: sent with every evaluation."""
-        return {}
-
-    def random(self, purpose: str, number: int) -> torch.Generator:
-        """A generator of the server's own for this purpose and round."""
-        seed = stream(self.setting.config.seed, "server", purpose, number)
-        return torch.Generator(device=self.setting.device).manual_seed(seed)
 
 
 @dataclass

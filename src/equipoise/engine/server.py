@@ -1,0 +1,74 @@
+"""The server side of the contract: an explicit state, and rounds written as conversations with sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from equipoise.engine.protocol import Conversation, PerSite, Value, flatten, unflatten
+from equipoise.engine.setting import Setting
+from equipoise.streams import stream
+
+
+class State:
+    """A server's state: named tensors, dicts of tensors and plain values, nothing else.
+
+    Values are replaced, never changed in place: a snapshot is then a cheap copy of the names.
+    """
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "values", {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, "values")[name]
+        except KeyError:
+            raise AttributeError(f"the server's state has no '{name}'") from None
+
+    def __setattr__(self, name: str, value: Value) -> None:
+        self.values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def snapshot(self) -> dict[str, Value]:
+        """The state as it is now."""
+        return dict(self.values)
+
+    def restore(self, snapshot: Mapping[str, Value], device: torch.device | str = "cpu") -> None:
+        """Go back to a snapshot (or a payload read from disk)."""
+        tensors, plain = flatten(snapshot)
+        moved = unflatten({name: tensor.to(device) for name, tensor in tensors.items()}, plain)
+        object.__setattr__(self, "values", dict(moved))
+
+
+class Server:
+    """The server side of a method."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.options = setting.options
+        self.state = State()
+        self.setup()
+
+    def setup(self) -> None:
+        """Set the first state, before any site is asked."""
+
+    def start(self, roster: Sequence[str]) -> Conversation:
+        """Gather once what must be known before the first round."""
+        yield from ()
+
+    def round(self, number: int, sites: Sequence[str]) -> Conversation:
+        """One round, counted from 1: yield `Ask`s, receive `Replies`, change `self.state`."""
+        raise NotImplementedError
+
+    def message(self) -> dict[str, Value | PerSite]:
+        """What a site needs, besides what it keeps, to predict: sent with every evaluation."""
+        return {}
+
+    def random(self, purpose: str, number: int) -> torch.Generator:
+        """A generator of the server's own for this purpose and round."""
+        seed = stream(self.setting.config.seed, "server", purpose, number)
+        return torch.Generator(device=self.setting.device).manual_seed(seed)

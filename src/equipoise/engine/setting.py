@@ -1,0 +1,57 @@
+"""What server and sites agree on before the first round: config, options, task, shape of the images, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from equipoise.config import Config
+from equipoise.data.federation import Federation
+from equipoise.nets import Net, build_net
+from equipoise.streams import stream
+from equipoise.tasks import Classification, Task
+
+if TYPE_CHECKING:
+    from equipoise.engine.contract import Method
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What server and sites agree on before the first round; holds no data."""
+
+    config: Config
+    options: Any
+    task: Task
+    channels: int
+    image_size: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
+        """The setting of a run."""
+        options = method.options.model_validate(config.methods.get(method.table or config.method, {}))
+        task = Classification(federation.classes)
+        return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, whether or not a site has them all."""
+        return self.task.num_classes
+
+    def new_net(self) -> Net:
+        """The configured net with the weights that every site and the server start from."""
+        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
+
+    def seeded(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()` under the named random stream, moved to the device: the same everywhere."""
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which would also restart the random streams of slots on a GPU.
+            torch.random.default_generator.manual_seed(stream(self.config.seed, "initial", name))
+            made = make().to(self.device)
+        if isinstance(made, nn.Module) and self.config.compute.channels_last:
+            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return made
