@@ -79,7 +79,10 @@ def stratified_sample(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     if len(labels) <= count:
         return np.arange(len(labels))
     shuffled = np.random.default_rng(seed).permutation(len(labels))
-    quota = apportion(np.bincount(labels), count)
+    sizes = np.bincount(labels)
+    each = (sizes > 0).astype(np.int64) * int(count >= (sizes > 0).sum())
+    # Shares of what is left of each class never ask for more than there is.
+    quota = each + _largest_remainders(sizes - each, count - int(each.sum()))
     kept = [shuffled[labels[shuffled] == label][:number] for label, number in enumerate(quota)]
     return np.sort(np.concatenate(kept))
 
@@ -91,8 +94,12 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     """
     positive = np.asarray(weights) > 0
     floor = positive.astype(np.int64) * int(total >= positive.sum())
-    rest = total - int(floor.sum())
-    exact = weights / np.sum(weights) * rest
+    return floor + _largest_remainders(weights, total - int(floor.sum()))
+
+
+def _largest_remainders(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers (n,) that sum to `total` in proportion to `weights` (n,)."""
+    exact = weights / max(np.sum(weights), 1e-300) * total
     counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: rest - counts.sum()]] += 1
-    return counts + floor
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
