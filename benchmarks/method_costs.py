@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,9 @@ from equipoise.runs import make_config
 ROUNDS = 3
 SETTINGS = (
     f"train.rounds={ROUNDS}",
-    "train.epochs=2",
+    "train.epochs=1",
     "train.batch_size=16",
-    "data.phantom.images=600",
+    "data.phantom.images=400",
     "data.phantom.size=32",
     "evaluation.trained=false",
     "evaluation.every=1",
@@ -104,6 +104,29 @@ def main() -> None:
         costs[method] = ratios(method)
         print(f"{method:<12}", *(f"{kind} x{ratio:5.2f}  " for kind, ratio in costs[method].items()), flush=True)
     COSTS.write_text(json.dumps(costs, indent=1) + "\n")
+    write_page(costs)
+
+
+def write_page(costs: Mapping[str, Mapping[str, float]]) -> None:
+    """`docs/methods.md`: what each method changes, sends and costs."""
+    lines = [
+        "# The methods",
+        "",
+        "Written by `python benchmarks/method_costs.py`. Compute (CPU seconds of a round's local training and server",
+        "step), traffic (bytes both ways) and evaluation (CPU seconds, with its adaptation) are relative to FedAvg",
+        "on the phantom; FedBM trains its generator in every round here, and CLIMB steps its dual variables in every",
+        "round. Scores of all methods on the phantom: `equipoise study phantom-all`.",
+        "",
+        "| method | paper | changes | sends | compute | traffic | evaluation |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for name in method_names():
+        method, cost = get_method(name), costs[name]
+        sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
+        figures = " | ".join(f"x{cost[kind]:.2f}" for kind in ("compute", "traffic", "evaluation"))
+        lines.append(f"| `{name}` | {method.paper} | {method.changes} | {sent or 'nothing'} | {figures} |")
+    page = Path(__file__).parents[1] / "docs" / "methods.md"
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
