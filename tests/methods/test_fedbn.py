@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clients import SHORT, kept_of, new_server
-from equipoise.engine import contract
+from equipoise.engine import setting
 from equipoise.methods import get_method
 from equipoise.nets import Net, groups
 from equipoise.nets.base import pooled
@@ -26,7 +26,7 @@ def model_of(folder) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
 def test_a_net_without_norm_layers_makes_it_fedavg(tmp_path, monkeypatch, method):
-    monkeypatch.setattr(contract, "build_net", net_without_norm)
+    monkeypatch.setattr(setting, "build_net", net_without_norm)
     plain, limit = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT), run_tiny(tmp_path / method, method, *SHORT)
     assert_same_bits(all_state(plain), all_state(limit))
 
