@@ -122,8 +122,10 @@ def config_of(net: str, batch: int, precision: str, steps: int, *more: str) -> C
             "train.optimiser.lr=0.0001",
             f"compute.precision='{precision}'",
             "compute.deterministic=false",
-            f"compute.channels_last={'true' if precision == 'bf16' else 'false'}",
+            "compute.channels_last=true",
             "augment.name='flips'",
+            "net.dropout=0.0",  # as in the bare replay loop that the figures stand beside
+            *(["net.drop_connect=0.0"] if net.startswith("efficientnet") else []),
             "evaluation.trained=false",
             *more,
         ],

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeness import assert_close
-from equipoise.aggregation import band_schedule, fourier_average, inverse_distance_weights, weighted_mean
+from equipoise.aggregation import (
+    band_schedule,
+    fourier_average,
+    inverse_distance_weights,
+    weighted_mean,
+    weighted_mean_by_name,
+)
 from equipoise.errors import UserError
 
 SHAPES = {"conv": (6, 4, 3, 2), "linear": (5, 8), "classifier": (3, 16)}
@@ -54,6 +60,24 @@ def test_lazy_tensors_give_the_same_bits_as_stacked_ones():
     for tensor, weight in zip(tensors[1:], weights[1:]):
         by_hand.add_(tensor, alpha=weight / 25)
     assert torch.equal(lazy, by_hand)
+
+
+def test_named_tensors_have_the_mean_of_each_and_keep_their_order_and_types():
+    sites = [
+        {
+            "a": normal(3, 2, seed=seed, dtype=torch.float32),
+            "steps": torch.tensor(7 * seed),
+            "b": normal(4, seed=seed + 10),
+        }
+        for seed in range(3)
+    ]
+    weights = [5, 0, 3]
+    sites[1]["a"][0] = torch.nan  # a site of weight 0 is not read
+    mean = weighted_mean_by_name(iter(sites), weights)
+    assert list(mean) == ["a", "steps", "b"]
+    for name, value in mean.items():
+        alone = weighted_mean([site[name] for site in sites], weights)
+        assert value.dtype == alone.dtype and torch.equal(value, alone)
 
 
 def test_averaging_does_not_touch_what_the_sites_sent():

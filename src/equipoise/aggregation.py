@@ -2,7 +2,7 @@
 PRR's Fourier aggregation (Chen et al., 2022) and inverse-distance weights (Yeganeh et al., 2020)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,31 @@ def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence
     mean = _averageable(first) * share
     for tensor, share in used:
         mean.add_(_averageable(tensor), alpha=share)
-    return mean if first.is_floating_point() else mean.round_().to(first.dtype)
+    return _as_before(mean, first.dtype)
+
+
+def weighted_mean_by_name(
+    sites: Iterable[Mapping[str, Tensor]], weights: Tensor | Sequence[float]
+) -> dict[str, Tensor]:
+    """`weighted_mean` of every named tensor, with the same bits: reads one site's tensors after the other's.
+
+    All tensors of a site are folded in together, which on a GPU takes a few kernels in place of one for each.
+    """
+    used = ((site, share) for site, share in zip(sites, _shares(weights), strict=True) if share > 0)
+    first, share = next(used)
+    names = list(first)
+    dtypes = {name: first[name].dtype for name in names}
+    groups = [[name for name in names if dtypes[name] == dtype] for dtype in dict.fromkeys(dtypes.values())]
+
+    def numbers(site: Mapping[str, Tensor], group: Sequence[str]) -> list[Tensor]:
+        return [_averageable(site[name]) for name in group]
+
+    means = [torch._foreach_mul(numbers(first, group), share) for group in groups]
+    for site, share in used:
+        for mean, group in zip(means, groups):
+            torch._foreach_add_(mean, numbers(site, group), alpha=share)
+    found = {name: tensor for group, mean in zip(groups, means) for name, tensor in zip(group, mean)}
+    return {name: _as_before(found[name], dtypes[name]) for name in names}
 
 
 def _shares(weights: Tensor | Sequence[float]) -> list[float]:
@@ -40,6 +64,11 @@ def _shares(weights: Tensor | Sequence[float]) -> list[float]:
 def _averageable(tensor: Tensor) -> Tensor:
     """The tensor itself, or its numbers in float64 where it holds integers."""
     return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _as_before(mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mean in the type of what was averaged: integers are rounded."""
+    return mean if dtype.is_floating_point else mean.round_().to(dtype)
 
 
 def inverse_distance_weights(models: Tensor | Iterable[Tensor], reference: Tensor, order: float = 1.0) -> Tensor:

@@ -55,7 +55,9 @@ class Classification(Task):
 
     def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
         size = self.num_classes
-        return torch.bincount(targets * size + logits.argmax(1), minlength=size * size).reshape(size, size)
+        cells = targets * size + logits.argmax(1)
+        # As `bincount`, which would wait for the device to know how long its result is.
+        return cells.new_zeros(size * size).scatter_add_(0, cells, torch.ones_like(cells)).reshape(size, size)
 
     def measure(self, logits: Tensor, targets: Tensor) -> Tensors:
         """Confusion, calibration bins, loss, and the AUC of each class at this site (-1: undefined)."""

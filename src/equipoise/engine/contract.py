@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.config import Config, OptimiserConfig, Table
+from equipoise.engine.bulk import copy_all
 from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.protocol import Action, Payload, Tensors, Train, Value, Work
 from equipoise.engine.server import Server, State
@@ -205,7 +206,7 @@ class Client:
                 else:
                     into.append(tensor)
                     values.append(torch.as_tensor(value))
-        _copy(into, values)
+        copy_all(into, values)
 
     def end(self) -> None:
         """Forget whatever was not declared, as a site in another process would."""
@@ -258,7 +259,7 @@ class Client:
         """Copy a module's state into another of the same shape, in place."""
         from_state, to_state = source.state_dict(), target.state_dict()
         names = list(to_state) if entries is None else list(entries)
-        _copy([to_state[n] for n in names], [from_state[n] for n in names])
+        copy_all([to_state[n] for n in names], [from_state[n] for n in names])
 
     def random(self, purpose: str, *more: str | int) -> torch.Generator:
         """A generator of this site's own for this purpose and round."""
@@ -320,7 +321,7 @@ class Client:
     # ---- hooks outside the step ------------------------------------------------------------------
 
     def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """The samples of one epoch, in order: all of them, shuffled."""
+        """The samples of one epoch, in order: all of them, shuffled. Labels (n,) and generator are the host's."""
         return torch.randperm(len(labels), generator=generator)
 
     def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
@@ -349,15 +350,6 @@ def _poison(tensor: Tensor) -> None:
         tensor.fill_(False)
     else:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
-
-
-def _copy(into: list[Tensor], values: list[Tensor]) -> None:
-    """Copy lists of tensors, in few kernels where all lie on one device."""
-    if into and into[0].is_cuda and all(v.is_cuda and v.dtype == t.dtype for t, v in zip(into, values)):
-        torch._foreach_copy_(into, values)
-    else:
-        for target, value in zip(into, values):
-            target.copy_(value, non_blocking=True)
 
 
 def as_it_is(client: type[Client], config: Config) -> type[Client]:

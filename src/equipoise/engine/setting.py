@@ -12,6 +12,7 @@ from torch import nn
 from equipoise.config import Config
 from equipoise.data.federation import Federation
 from equipoise.nets import Net, build_net
+from equipoise.nets.norm import quicken
 from equipoise.streams import stream
 from equipoise.tasks import Classification, Task
 
@@ -54,4 +55,6 @@ class Setting:
             made = make().to(self.device)
         if isinstance(made, nn.Module) and self.config.compute.channels_last:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.device.type == "cuda" and self.config.compute.precision == "bf16":
+                quicken(made)
         return made

@@ -17,29 +17,51 @@ from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
 from equipoise.engine.contract import Batch, Client, PerBatch
 from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
+from equipoise.streams import generator
 
 #: float32 bytes of augmented images that are made at a time, by device type
 CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
+#: share of a GPU's free memory that one part's images may take
+RESIDENT_SHARE = 0.4
 
 
 class Part:
-    """One part of a site's images as the loop reads them: uint8 batches and labels on the device."""
+    """One part of a site's images as the loop reads them: uint8 batches and labels on the device.
+
+    A GPU holds the part where it fits; else its images are paged in through pinned memory. A CPU reads the map.
+    """
 
     def __init__(self, split: Split, device: torch.device):
         self.split = split
         self.device = device
-        self.labels = torch.from_numpy(split.labels).to(device)
-        # A GPU holds the part; a CPU reads the memory map.
-        self._resident = split.images(torch.arange(len(split))).to(device) if device.type == "cuda" else None
+        self.host_labels = torch.from_numpy(split.labels)
+        self.labels = self.host_labels.to(device)
+        everything = torch.arange(len(split))
+        self._resident = split.images(everything).to(device) if _fits(split, device) else None
 
     def __len__(self) -> int:
         return len(self.split)
 
-    def images(self, positions: Tensor) -> Tensor:
-        """uint8 (b, C, H, W) at `positions` (on the device)."""
+    def read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Images, uint8 (b, C, H, W), and labels (b,) at `positions` (b,), which lie on the host."""
+        there = _to_device(positions, self.device)
         if self._resident is not None:
-            return self._resident[positions]
-        return self.split.images(positions)
+            return self._resident[there], self.labels[there]
+        return _to_device(self.split.images(positions), self.device), self.labels[there]
+
+
+def _fits(split: Split, device: torch.device) -> bool:
+    """Whether the images of a split may stay on a GPU beside what they are used for."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    one = split.images(torch.arange(1))
+    return len(split) * one.numel() < RESIDENT_SHARE * free
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; from pinned memory, so that the host does not wait for the device's queue."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class SiteData:
@@ -133,29 +155,23 @@ def train(
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
     shuffling = torch.Generator().manual_seed(client.stream("order", epoch))
-    order = _to_device(client.order(part.labels, shuffling), part.device)
-    batches = cut(order, client.config.train.batch_size)
+    batches = cut(client.order(part.host_labels, shuffling), client.config.train.batch_size)
     randomness = client.random("augment", epoch)
     together = client.batches_per_step
-    for chunk in _chunks(batches, augmentation, together):
+    for chunk in _chunks(batches, augmentation, together, part.device):
         made = list(_make_chunk(client, part, augmentation, chunk, randomness))
         for start in range(0, len(made), together):
             group = made[start : start + together]
             yield group + group[-1:] * (together - len(group))
 
 
-def _to_device(order: Tensor, device: torch.device) -> Tensor:
-    """Indices on the device; from pinned memory, so that the host does not wait for the device's queue."""
-    if device.type != "cuda" or order.is_cuda:
-        return order.to(device)
-    return order.pin_memory().to(device, non_blocking=True)
-
-
-def _chunks(batches: list[Tensor], augmentation: Augmentation, multiple: int) -> Iterator[list[Tensor]]:
+def _chunks(
+    batches: list[Tensor], augmentation: Augmentation, multiple: int, device: torch.device
+) -> Iterator[list[Tensor]]:
     """Runs of batches that are augmented together; a whole number of steps each."""
     sample = 3 * 4 * augmentation.size**2
     batch = max(len(batches[0]), 1)
-    count = max(CHUNK_BYTES[batches[0].device.type] // (sample * batch) // multiple, 1) * multiple
+    count = max(CHUNK_BYTES[device.type] // (sample * batch) // multiple, 1) * multiple
     for start in range(0, len(batches), count):
         yield batches[start : start + count]
 
@@ -164,9 +180,8 @@ def _make_chunk(
     client: Client, part: Part, augmentation: Augmentation, batches: Sequence[Tensor], randomness: torch.Generator
 ) -> Iterator[Batch]:
     """Read, augment and prepare a run of batches at once, then cut it up."""
-    positions = torch.cat(list(batches))
-    pixels = part.images(positions)
-    fields: dict[str, Tensor | PerBatch] = {"label": part.labels[positions]}
+    pixels, labels = part.read(torch.cat(list(batches)))
+    fields: dict[str, Tensor | PerBatch] = {"label": labels}
     for index, name in enumerate(("image", "second")[: client.image_views]):
         fields[name] = _layout(client, augmentation.view(index)(pixels, randomness))
     chunk = Batch(**fields, batches=len(batches))
@@ -191,11 +206,14 @@ def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan) -> 
     client.set_mode(False)
     results: dict[str, list[Tensor]] = {}
     transform = augmentation.plain if work.view == "plain" else augmentation.view(0)
-    randomness = client.random("scan")
-    positions = torch.arange(len(part), device=part.device)
-    for rows in positions.split(client.config.evaluation.batch_size):
-        images = _layout(client, transform(part.images(rows), randomness))
-        for name, value in work.function(Batch(image=images, label=part.labels[rows])).items():
+    if work.view == "cached":
+        randomness = generator(part.device, client.config.seed, "scan", "every round", client.site)
+    else:
+        randomness = client.random("scan")
+    for rows in torch.arange(len(part)).split(client.config.evaluation.batch_size):
+        pixels, labels = part.read(rows)
+        images = _layout(client, transform(pixels, randomness))
+        for name, value in work.function(Batch(image=images, label=labels)).items():
             kept = results.setdefault(name, [])
             if work.reduce == "sum" and kept:
                 kept[0] = kept[0] + value

@@ -74,7 +74,6 @@ class BalanceFLClient(FedAvgClient):
         """As many draws as there are images, with replacement, each class as likely as every other."""
         if not self.options.balanced:
             return super().order(labels, generator)
-        labels = labels.cpu()
         chances = 1 / labels.bincount().double()
         return torch.multinomial(chances[labels], len(labels), replacement=True, generator=generator)
 

@@ -1,5 +1,5 @@
-"""What several methods share: what a server does with replies (averages and totals, folded tensor by tensor in site
-order), which entries of a net travel, and class means of features, at a site and over sites."""
+"""What several methods share: what a server does with replies (averages and totals, folded site by site), which
+entries of a net travel, and class means of features, at a site and over sites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.aggregation import weighted_mean
+from equipoise.aggregation import weighted_mean_by_name
 from equipoise.engine.protocol import Replies, Tensors
 from equipoise.losses import membership
 from equipoise.nets import groups
@@ -31,8 +31,8 @@ def average(replies: Replies, name: str = "model", kind: str = "size") -> Tensor
 
 
 def average_by(weights: Sequence[float], replies: Replies, name: str = "model") -> Tensors:
-    """Mean of a dict of tensors over sites by given weights. Reads one tensor of one site at a time."""
-    return {entry: weighted_mean((reply[name][entry] for reply in replies), weights) for entry in replies[0][name]}
+    """Mean of a dict of tensors over sites by given weights. Reads the tensors of one site at a time."""
+    return weighted_mean_by_name((reply[name] for reply in replies), weights)
 
 
 def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str] = ()) -> Tensors:

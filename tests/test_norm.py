@@ -1,0 +1,73 @@
+"""The quick batch norm: what torch's gives, in values, gradients and running statistics, under the same names.
+
+Its kernels run here in Triton's interpreter where Triton is installed; on a GPU `benchmarks/equivalence.py` runs them.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from closeness import assert_close
+from equipoise.nets import NetConfig, build_net
+from equipoise.nets.norm import QuickBatchNorm2d, quick_kernels, quicken
+
+
+def test_quickened_nets_keep_their_state_and_their_values():
+    plain, quick = (build_net(NetConfig(name="small-cnn"), 3) for _ in range(2))
+    quick.load_state_dict(plain.state_dict())
+    quicken(quick)
+    images = torch.randn(4, 3, 16, 16)
+    assert torch.equal(plain(images), quick(images))
+    for (name, value), (same, other) in zip(plain.state_dict().items(), quick.state_dict().items(), strict=True):
+        assert name == same and torch.equal(value, other)
+
+
+def test_only_norms_that_the_kernels_can_do_are_quickened(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", object)
+    layers = [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.BatchNorm1d(4),
+        nn.GroupNorm(2, 4),
+    ]
+    quicken(nn.Sequential(*layers))
+    assert [isinstance(layer, QuickBatchNorm2d) for layer in layers] == [True] + [False] * 5
+
+
+def test_without_triton_torchs_norm_stays(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", lambda: None)
+    layer = nn.BatchNorm2d(4)
+    quicken(layer)
+    assert type(layer) is nn.BatchNorm2d
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 3), (4, 32, 8, 8), (3, 70, 5, 4), (16, 3, 20, 20)])
+def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape):
+    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+    kernels = quick_kernels()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    x = (2 * torch.randn(shape, device=device) + 5).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.rand(shape[1], device=device) + 0.5, torch.randn(shape[1], device=device)
+    gradient = torch.randn_like(x)
+
+    def results(norm):
+        running = torch.full_like(weight, 0.3), torch.full_like(weight, 1.7)
+        inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+        out = norm(*inputs, running)
+        first = torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+        again = torch.autograd.grad(norm(*inputs, running), inputs[:2], gradient, create_graph=True)
+        second = torch.autograd.grad(sum((g**2).sum() for g in again), inputs[:2])
+        return [out, *first, *second, *running]
+
+    quick = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5))
+    usual = results(lambda x, w, b, running: F.batch_norm(x, *running, w, b, True, 0.1, 1e-5))
+    for ours, torchs in zip(quick, usual, strict=True):
+        assert_close(ours, torchs)
