@@ -400,6 +400,48 @@ def test_scope_decides_between_personal_and_global_models(made_up, tmp_path):
     assert rows["local"]["view"] == "personal", "a method without a global model shows its personal ones"
 
 
+def test_a_study_may_report_models_as_they_are_right_after_local_training(tmp_path, monkeypatch):
+    study = made_up_study(scope="trained")
+    monkeypatch.setitem(VIEWS, "fedavg", ("global", "trained"))
+    rows = {row["method"]: row for row in summary(collect(make_up(study, tmp_path), tmp_path))["rows"]}
+    assert (rows["fedavg"]["view"], rows["prr"]["view"], rows["local"]["view"]) == ("trained", "personal", "personal")
+    assert rows["fedavg"]["views"].keys() == {"global", "trained"}
+    assert all(cell_config(study, cell).evaluation.trained_test for cell in grid(study, tmp_path))
+
+
+def test_a_row_may_name_the_models_that_it_reports(tmp_path):
+    study = made_up_study()
+    changed = [row.model_copy(update={"view": "global"}) if row.name == "prr" else row for row in study.rows]
+    study = make_up(study.model_copy(update={"rows": tuple(changed)}), tmp_path)
+    rows = {row["method"]: row for row in summary(collect(study, tmp_path))["rows"]}
+    assert rows["prr"]["view"] == "global" and rows["prr"]["macro_f1"]["mean"] == pytest.approx(67.0)
+
+
+def test_a_setting_newer_than_a_finished_run_does_not_part_it_from_its_study(tmp_path):
+    study = made_up_study()
+    config = cell_config(study, grid(study, tmp_path)[0])
+    recorded = config.model_dump(mode="json")
+    del recorded["evaluation"]["select"]
+    assert deviations(config, recorded) == {}
+    by_site = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"select": "site"})})
+    assert deviations(by_site, recorded) == {"evaluation.select": ("federation", "site")}
+
+
+def test_a_study_file_that_is_not_utf8_is_refused_with_file_and_line(tmp_path):
+    (tmp_path / "latin.toml").write_bytes('name = "study"\ntitle = "Zürich"\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.toml, line 2: the text is not UTF-8"):
+        load_study(str(tmp_path / "latin.toml"))
+
+
+@pytest.mark.parametrize("name", ["prr-dermoscopy", "prr-dermoscopy-grouped"])
+def test_baselines_of_prr_average_as_they_are_defined(name, tmp_path):
+    study = load_study(name)
+    weights = {c.row.name: cell_config(study, c).train.aggregation for c in grid(study, tmp_path, full=True)}
+    by_size = {row for row, weighting in weights.items() if weighting == "size"}
+    assert by_size == {"fedavg", "fedprox", "silobn"} & weights.keys()
+    assert weights["fedbn"] == weights["prr"] == "uniform"
+
+
 def test_summary_has_sites_cohorts_costs_and_ranks(made_up):
     row = rows_of(made_up)["prr"]
     assert row["sites"]["Vienna"]["macro_f1"]["mean"] == pytest.approx(82.0)

@@ -90,10 +90,20 @@ class EvaluationConfig(Table):
     view: Literal["auto", "global", "personal"] = Field(
         "auto", description="whose validation score decides: personal models where the method has them"
     )
+    select: Literal["federation", "site"] = Field(
+        "federation", description="one round for all, or for each site the round that is best on its own validation"
+    )
     first_round: PositiveInt = Field(1, description="rounds before this one are never selected")
     last: PositiveInt = Field(5, description="mean_last: how many rounds")
     trained: bool = Field(True, description="also measure right after local training (retrogress)")
+    trained_test: bool = Field(False, description="report test scores right after local training too (FedNPR's)")
     test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
+
+    @model_validator(mode="after")
+    def _sites_judge(self) -> EvaluationConfig:
+        if self.select == "site" and self.rule != "best":
+            raise ValueError("select = 'site' takes each site's best round: it needs rule = 'best'")
+        return self
 
 
 class CheckpointConfig(Table):
@@ -176,6 +186,13 @@ class Config(Table):
         data = self.data.name.replace(":", "-").replace("/", "-").strip("-.")
         return self.name or f"{self.method}-{data}-seed{self.seed}"
 
+    def may_report(self, number: int) -> bool:
+        """Whether test scores of this round may be part of the results, as far as can be known before the end."""
+        settings, rounds = self.evaluation, self.train.rounds
+        first = {"best": 1, "last": rounds, "mean_last": rounds - settings.last + 1}[settings.rule]
+        measured = number % settings.every == 0 or number == rounds
+        return measured and number >= max(settings.first_round, first)
+
     def digest(self) -> str:
         """Identifies what decides a run's results; two runs with one digest give the same bits."""
         decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
@@ -232,13 +249,18 @@ def read_raw(source: str | None) -> dict[str, Any]:
         content = Path(source).read_bytes()
     else:
         raise UserError(f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}")
+    return parse_toml(content, source)
+
+
+def parse_toml(content: bytes, where: str) -> dict[str, Any]:
+    """The tables of a TOML file; `where` names it in messages."""
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as problem:
         line = content[: problem.start].count(b"\n") + 1
-        raise UserError(f"{source}, line {line}: the text is not UTF-8; save the file in that encoding") from None
+        raise UserError(f"{where}, line {line}: the text is not UTF-8; save the file in that encoding") from None
     except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"{source} is not valid TOML: {problem}") from None
+        raise UserError(f"{where} is not valid TOML: {problem}") from None
 
 
 def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients import SHORT, new_client, noise_batch
-from harness import all_state, assert_same_bits, run_tiny
+from harness import all_state, assert_same_bits, events, run_tiny
 
 
 @pytest.mark.parametrize("loss", ["ce", "balanced_softmax"])
@@ -29,3 +29,18 @@ def test_an_image_counts_by_how_unsure_the_net_is_of_it(gamma):
     right = out.logits.softmax(1)[torch.arange(8), batch.label]
     expected = (-((1 - right) ** gamma) * right.log()).mean()
     torch.testing.assert_close(client.loss(batch, out), expected)
+
+
+def test_the_supervised_loss_counts_only_in_the_limit(tmp_path):
+    few = ("data.phantom.images=90", "train.rounds=1", "evaluation.trained=false")
+    own, other = (
+        run_tiny(tmp_path / name, "fedfocal", *few, f"train.loss='{name}'") for name in ("ce", "balanced_softmax")
+    )
+    assert_same_bits(all_state(own), all_state(other))
+    assert any("train.loss" in text for text in events(other, "start")[0]["warnings"])
+    limits = [
+        run_tiny(tmp_path / f"limit {n}", "fedfocal", *few, "fedfocal.gamma=0", f"train.loss='{n}'")
+        for n in ("ce", "focal")
+    ]
+    assert any(not torch.equal(a, b) for a, b in zip(*(all_state(limit).values() for limit in limits)))
+    assert not any("train.loss" in text for text in events(limits[1], "start")[0]["warnings"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -174,13 +176,32 @@ def test_difficulty_may_be_measured_on_a_training_view():
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
     part = SiteData(tiny_federation(setting.config).sites[0], setting.num_classes, setting.device)["train"]
     surveyed = scan(client, part, augmentation, next(client.survey({})))["class_loss"].sum()
-    pixels = part.images(torch.arange(len(part)))
+    pixels, _ = part.read(torch.arange(len(part)))
 
     def summed_loss(images):
         return F.cross_entropy(client.net(images), part.labels, reduction="sum")
 
     torch.testing.assert_close(surveyed, summed_loss(augmentation.view(0)(pixels, client.random("scan"))))
     assert not torch.equal(surveyed, summed_loss(augmentation.plain(pixels)))
+
+
+def test_a_cached_difficulty_view_is_the_same_training_view_in_every_round():
+    setting = setting_of("fediic.difficulty_view='cached'", *NO_CONTRAST)
+    client = FedIICClient(setting)
+    client.begin({"model": setting.new_net().state_dict()}, None)
+    augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
+    data = [SiteData(site, setting.num_classes, setting.device) for site in tiny_federation(setting.config).sites]
+
+    def surveyed(number, view, site="site 1"):
+        client.round, client.site = number, site
+        survey = dataclasses.replace(next(client.survey({})), view=view)
+        return scan(client, data[0]["train"], augmentation, survey)["class_loss"]
+
+    assert next(client.survey({})).view == "cached"
+    assert torch.equal(surveyed(1, "cached"), surveyed(7, "cached"))
+    assert not torch.equal(surveyed(1, "cached"), surveyed(1, "cached", "site 2")), "each site draws its own"
+    assert not torch.equal(surveyed(1, "augmented"), surveyed(7, "augmented"))
+    assert not torch.equal(surveyed(1, "cached"), surveyed(1, "plain"))
 
 
 # ---- prototypes ----------------------------------------------------------------------------------------

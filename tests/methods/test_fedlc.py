@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from clients import SHORT, new_client, noise_batch
-from harness import all_state, assert_same_bits, run_tiny
+from harness import all_state, assert_same_bits, events, run_tiny
 
 
 def test_without_margins_it_is_fedavg_bit_for_bit(tmp_path):
@@ -45,3 +45,17 @@ def test_a_class_that_the_site_lacks_gets_no_gradient():
     client, batch = new_client("fedlc"), noise_batch()
     (gradient,) = torch.autograd.grad(client.loss(batch, client.outputs(batch)), client.net.head.weight)
     assert not gradient[3].any() and gradient[:3].any(dim=1).all()
+
+
+def test_the_supervised_loss_counts_only_in_the_limit(tmp_path):
+    few = ("data.phantom.images=90", "train.rounds=1", "evaluation.trained=false")
+    own, other = (
+        run_tiny(tmp_path / name, "fedlc", *few, f"train.loss='{name}'") for name in ("ce", "balanced_softmax")
+    )
+    assert_same_bits(all_state(own), all_state(other))
+    assert any("train.loss" in text for text in events(other, "start")[0]["warnings"])
+    limits = [
+        run_tiny(tmp_path / f"limit {n}", "fedlc", *few, "fedlc.tau=0", f"train.loss='{n}'") for n in ("ce", "focal")
+    ]
+    assert any(not torch.equal(a, b) for a, b in zip(*(all_state(limit).values() for limit in limits)))
+    assert not any("train.loss" in text for text in events(limits[1], "start")[0]["warnings"])

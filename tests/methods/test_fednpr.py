@@ -53,7 +53,7 @@ class Workplace:
         """Unit features (n, D) of plain images as the first model sees them, and their labels."""
         net = self.setting.new_net().eval()
         plain = build_augmentation(self.config.augment, self.setting.image_size, self.setting.channels).plain
-        images = self.data[part].images(torch.arange(len(self.data[part])))
+        images, _ = self.data[part].read(torch.arange(len(self.data[part])))
         with torch.no_grad():
             return F.normalize(net.features(plain(images)), dim=1), self.data[part].labels
 

@@ -55,7 +55,8 @@ class Engine:
         self.setting = setting
         self.states = states
         self.failed: dict[str, str] = {}
-        self.unmeasured: dict[str, str] = {}
+        #: why a site did not do something that a round can do without, until somebody is told: {(site, what): why}
+        self.undone: dict[tuple[str, str], str] = {}
         self.facts: dict[str, dict[str, float]] = {}
         self.measures: dict[str, dict[str, Tensors]] = {}
         self._round, self._attempt, self._index = 0, 0, 0
@@ -82,7 +83,7 @@ class Engine:
     def ask(self, ask: Ask) -> Generator[None, None, Replies]:
         """Let the asked sites perform the action; returns the sound replies in site order, yields between steps."""
         self._check(ask)
-        train = ask.action == "train" and self.setting.config.evaluation.trained
+        measure = self._parts_after_training() if ask.action == "train" else ()
         view = "personal" if "personal" in self.views else "global"
         requests = [
             Request(
@@ -91,7 +92,7 @@ class Engine:
                 round=self._round,
                 attempt=self._attempt,
                 index=self._index,
-                measure=("valid",) if train else (),
+                measure=measure,
                 views=(view,),
             )
             for site in sorted(ask.sites, key=self._rank)
@@ -123,16 +124,18 @@ class Engine:
         ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
         asked = [replace(request, action=EVALUATE, round=max(round_number, 1)) for request in requests]
         outcomes = yield from self.place.run(asked, ask, version="")
-        self.unmeasured = {}
         return [
             self._unmeasured(request, outcome) if isinstance(outcome, SiteFailure) else outcome
             for request, outcome in zip(asked, outcomes)
         ]
 
     def publish(
-        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str]
+        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False
     ) -> Generator[None, None, None]:
-        """Write out the models of the present state: the server's in `folder`, personal ones where they belong."""
+        """Write out the models of the present state: the server's in `folder`, personal ones where they belong.
+
+        Personal models are complete with `whole`, and need the server's beside them without.
+        """
         write_payload(folder / "global.safetensors", shared_part(message))
         yield from ()
 
@@ -140,6 +143,15 @@ class Engine:
 
     def _rank(self, site: str) -> int:
         return self._order[site]
+
+    def _parts_after_training(self) -> tuple[str, ...]:
+        """The parts that sites measure their models on before these are averaged."""
+        config = self.setting.config
+        wanted = {
+            "valid": config.evaluation.trained,
+            "test": config.evaluation.trained_test and config.may_report(self._round),
+        }
+        return tuple(part for part, asked in wanted.items() if asked)
 
     def _check(self, ask: Ask) -> None:
         unknown = set(ask.sites) - self._order.keys()

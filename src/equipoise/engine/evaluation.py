@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,11 @@ from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
 from equipoise.errors import UserError
 from equipoise.tasks import Task
+
+#: the view of a site's model right after local training, before anything is averaged
+TRAINED = "trained"
+Reports = Callable[[str, str], bool]
+"""Whether a view at a site (or other place) reports the round in question."""
 
 
 @dataclass
@@ -87,28 +92,39 @@ class Evaluator:
             for key, counts in outcome.measures.items()
         ]
 
-    def final(self, number: int, tail: Sequence[Sequence[Score]] | None) -> Generator[None, None, list[dict[str, Any]]]:
-        """Test scores of the selected round's models: per site, mean over sites, pooled, and unseen cohorts."""
-        rounds = tail or [(yield from self.round_scores(number, ("test",), scores=True))]
-        cohorts = yield from self._cohorts(number)
-        return [*self._finals(rounds), *cohorts]
+    def trained_scores(self) -> list[Score]:
+        """What sites measured right after the local training of the round that has just ended."""
+        return [
+            Score.of(self.task, site, TRAINED, key.partition(".")[2], counts)
+            for site, measures in self.engine.measures.items()
+            for key, counts in measures.items()
+        ]
 
-    def _finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
-        for view in self.views:
-            sites: dict[str, list[Score]] = {}
-            for scores in rounds:
-                for score in scores:
-                    if score.view == view:
-                        sites.setdefault(score.site, []).append(score)
-            if not sites:
+    def test_scores(self, number: int, reports: Reports) -> Generator[None, None, list[Score]]:
+        """Test scores of a round's models, of the views and at the sites that report this round."""
+        asked = []
+        for request in self._requests(("test",), scores=True):
+            views = tuple(view for view in request.views if reports(view, request.site))
+            asked += [replace(request, views=views)] if views else []
+        return (yield from self._measure(number, asked))
+
+    def finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
+        """Results by view: per site, mean over sites and pooled, each as the mean over the rounds."""
+        order = {site.name: position for position, site in enumerate(self.federation.sites)}
+        for view in (*self.views, TRAINED):
+            chosen = [[score for score in scores if score.view == view] for scores in rounds]
+            chosen = [sorted(scores, key=lambda s: order.get(s.site, len(order))) for scores in chosen if scores]
+            if not chosen:
                 continue
+            sites: dict[str, list[Score]] = {}
+            for score in (score for scores in chosen for score in scores):
+                sites.setdefault(score.site, []).append(score)
             per_site = {site: mean_scores(scores) for site, scores in sites.items()}
             for site, summary in per_site.items():
                 yield {"view": view, "scope": "site", "site": site, **summary}
-            means = [mean_scores([s for s in scores if s.view == view]) for scores in rounds]
-            yield {"view": view, "scope": "mean", "site": None, **_mean_summaries(means), "extra": _spread(per_site)}
-            pooled = [self._pooled([s for s in scores if s.view == view]) for scores in rounds]
-            yield {"view": view, "scope": "pooled", "site": None, **_mean_summaries(pooled)}
+            means = _mean_summaries([mean_scores(scores) for scores in chosen])
+            yield {"view": view, "scope": "mean", "site": None, **means, "extra": _spread(per_site)}
+            yield {"view": view, "scope": "pooled", "site": None, **_mean_summaries([*map(self._pooled, chosen)])}
 
     def _pooled(self, scores: Sequence[Score]) -> dict[str, Any]:
         """All sites' test images as one set; AUC only where raw scores are there (on one machine)."""
@@ -119,15 +135,18 @@ class Evaluator:
             counts["auc"] = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
         return self.task.summary(counts)
 
-    def _cohorts(self, number: int) -> Generator[None, None, list[dict[str, Any]]]:
-        """Unseen cohorts: the global model, and the first site's personal one (PRR's Table X)."""
+    def cohorts(self, number: int, reports: Reports) -> Generator[None, None, list[dict[str, Any]]]:
+        """Results on unseen cohorts: of the global model, and of the first site's personal one (PRR's Table X)."""
         first, found = self.federation.training_sites()[0].name, []
         for cohort in self.federation.cohorts:
             for view in self.views:
-                place = (cohort.name, "") if view == "global" else (first, cohort.name)
-                request = _request(place[0], (view,), ("test",), False, data=place[1])
+                host, images = (cohort.name, "") if view == "global" else (first, cohort.name)
+                if not reports(view, host):
+                    continue
+                request = _request(host, (view,), ("test",), False, data=images)
                 for score in (yield from self._measure(number, [request])):
-                    found.append({"view": view, "scope": "cohort", "site": cohort.name, **score.summary})
+                    place = {"view": view, "scope": "cohort", "site": cohort.name, "round": number}
+                    found.append({**place, **score.summary})
         return found
 
 

@@ -24,6 +24,8 @@ except ImportError:  # no file locks on this system
     fcntl = None  # type: ignore[assignment]
 
 LONGEST_NAME = 120
+#: what marks a folder as a run's, or a pilot's
+OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot"}
 
 
 def safe_name(name: str) -> str:
@@ -32,6 +34,15 @@ def safe_name(name: str) -> str:
     if len(quoted) <= LONGEST_NAME:
         return quoted
     return f"{quoted[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Never write a run among somebody's other files."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out names the run's folder")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and not names & OURS:
+        raise UserError(f"{folder} is not empty and holds no run; choose another --out")
 
 
 @contextlib.contextmanager
@@ -79,14 +90,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 class _Entries(Mapping[str, Tensor]):
-    """A dict of tensors read one at a time from a payload file."""
+    """A dict of tensors read one at a time from a payload file, which stays open meanwhile."""
 
     def __init__(self, path: Path, prefix: str, names: list[str]):
-        self._path, self._prefix, self._names = path, prefix, names
+        self._file, self._prefix, self._names = safe_open(path, framework="pt"), prefix, names
 
     def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._path, framework="pt") as file:
-            return file.get_tensor(self._prefix + name)
+        return self._file.get_tensor(self._prefix + name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

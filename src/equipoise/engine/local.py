@@ -22,7 +22,8 @@ import torch
 from equipoise.config import Config
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
-from equipoise.engine.base import Engine, Outcomes, Place
+from equipoise.engine.allocator import keep_freed_memory
+from equipoise.engine.base import Engine, Outcomes, Place, shared_part
 from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import SpilledPayload, read_payload, safe_name, write_payload
@@ -80,12 +81,13 @@ class LocalEngine(Engine):
         shutil.rmtree(self.exchange, ignore_errors=True)
 
     def publish(
-        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str]
+        self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False
     ) -> Generator[None, None, None]:
-        """Write out the global model, and beside it what each site keeps and is sent for itself alone."""
+        """Write out the global model, and beside it what each site keeps and is sent (for itself alone, or `whole`)."""
         yield from super().publish(folder, message, sites)
+        shared = shared_part(message) if whole and "personal" in self.views else {}
         for site in sites:
-            own = {name: value.values[site] for name, value in message.items() if isinstance(value, PerSite)}
+            own = {name: value.values[site] for name, value in message.items() if isinstance(value, PerSite)} | shared
             kept = self.states.load(site)
             if kept is not None or own:
                 path = folder / "personal" / f"{safe_name(site)}.safetensors"
@@ -225,6 +227,7 @@ def _start_worker(config: Config, method: Method, federation: Federation) -> Non
     global _worker  # noqa: PLW0603 - a process pool hands nothing else to its tasks
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(config.compute.threads)
+    keep_freed_memory()
     _worker = _Worker(config, method, federation)
 
 

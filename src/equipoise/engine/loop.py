@@ -7,6 +7,8 @@ import random
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,14 +17,16 @@ import torch
 from equipoise import __version__
 from equipoise.config import Config
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.evaluation import Evaluator, Score, mean_scores, pack_scores, unpack_scores
+from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder, write_text
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
+from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
 from equipoise.streams import stream
 
@@ -64,8 +68,6 @@ class Run:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._log_path = folder / "events.jsonl"
         self.sites = [site.name for site in self.federation.training_sites()]
-        self.selection: dict[str, Any] = {}
-        self.tail: list[list[Score]] = []
 
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
@@ -75,12 +77,13 @@ class Run:
     def steps(self, resume: bool = False) -> Steps:
         """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
+        keep_freed_memory()
         self._check()
         latest = self._open(resume)
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
-            self.evaluator.deciding_view()
+            self.selection = Selection(self.config, self.evaluator.deciding_view())
             # Whatever is wrong with the settings has shown by now: from here on the folder is written.
             with claimed_folder(self.folder):
                 self.log = EventLog(self._log_path, latest.events if latest else None)
@@ -96,8 +99,8 @@ class Run:
             yield from self._start()
         else:
             self._restore(latest.round)
-            self.selection = latest.selection
-            self.tail = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
+            kept = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
+            self.selection.restore(latest.selection, kept)
             self._tell("resumed", round=latest.round)
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
             yield from self._round(number)
@@ -177,12 +180,17 @@ class Run:
         self._checkpoint(0, 0.0)
 
     def _ineffective(self) -> Iterator[str]:
-        """Warnings about settings that differ from their defaults but do nothing under this method."""
+        """Warnings about settings that differ from their defaults but do nothing under this method or on this data."""
         values, usual = self.config.model_dump(), Config().model_dump()
         for key in self.engine.client.ignores(self.setting):
             table, _, name = key.partition(".")
             if values[table][name] != usual[table][name]:
                 yield f"{key} = {values[table][name]!r} has no effect: {self.config.method} brings its own"
+        if self.config.evaluation.trained_test and not self._tested_sites():
+            yield "evaluation.trained_test = True has no effect: no training site has test images of its own"
+
+    def _tested_sites(self) -> list[str]:
+        return [site.name for site in self.federation.training_sites() if len(site.splits.get("test", ()))]
 
     def _everyone(self) -> Iterator[Site]:
         yield from self.federation.sites
@@ -263,40 +271,36 @@ class Run:
     def _evaluate(self, number: int) -> Steps:
         settings = self.config.evaluation
         last = number == self.config.train.rounds
-        for site, measures in self.engine.measures.items():
-            for counts in measures.values():
-                self._tell_score(Score.of(self.setting.task, site, "trained", "valid", counts), number)
+        in_tail = settings.rule == "mean_last" and self.config.may_report(number)
+        parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
+        trained = self.evaluator.trained_scores()
+        for score in trained:
+            if score.part in parts:
+                self._tell_score(score, number)
         if number % settings.every and not last:
             return
-        first = max(settings.first_round, self.config.train.rounds - settings.last + 1)
-        in_tail = settings.rule == "mean_last" and number >= first
-        parts = ("valid", "test") if settings.test == "always" or in_tail else ("valid",)
         scores = yield from self.evaluator.round_scores(number, parts)
-        self._tell_unmeasured(number)
+        self._tell_undone(number)
         for score in scores:
             self._tell_score(score, number)
-        if in_tail:
-            self.tail.append([score for score in scores if score.part == "test"])
         if number >= settings.first_round:
-            self._select(number, scores, last)
-
-    def _select(self, number: int, scores: Sequence[Score], last: bool) -> None:
-        settings = self.config.evaluation
-        view = self.evaluator.deciding_view()
-        judged = [s for s in scores if s.part == "valid" and s.view == view and s.metric(settings.metric) is not None]
-        value = mean_scores(judged)["metrics"][settings.metric] if judged else None
-        better = value is not None and value > self.selection.get("value", float("-inf"))
-        if settings.rule == "best" and (better or not self.selection):
-            # Without validation data nothing can be judged: the newest round stands.
-            self.selection = {"round": number} | ({"value": value} if value is not None else {})
-        if settings.rule != "best" or "value" not in self.selection:
-            self.selection = {"round": number} | ({"value": value} if value is not None else {})
+            self.selection.note(number, [*scores, *trained])
         if last:
-            self._tell("selection", rule=settings.rule, metric=settings.metric, view=view, **self.selection)
+            chosen = self.selection.record()
+            self._tell("selection", rule=settings.rule, metric=settings.metric, view=self.selection.view, **chosen)
 
-    def _tell_unmeasured(self, number: int) -> None:
-        for site, why in self.engine.unmeasured.items():
-            self._tell("warning", text=f"round {number}: {site} did not measure the models: {why}")
+    def _tell_undone(self, number: int) -> None:
+        for (site, what), why in self.engine.undone.items():
+            self._tell("warning", text=f"round {number}: {site} did not {what}: {why}")
+        self.engine.undone.clear()
+
+    def _tell_untrained(self) -> None:
+        """Name the sites whose test scores right after training are wanted, but not known."""
+        known = {score.site for score in chain(*self.selection.kept) if score.view == TRAINED}
+        absent = [site for site in self._tested_sites() if site not in known]
+        if self.config.evaluation.trained_test and absent:
+            text = f"not tested right after training: {', '.join(absent)} took no part in the reported round"
+            self._tell("warning", text=text)
 
     def _tell_score(self, score: Score, number: int) -> None:
         self._tell("evaluation", round=number, part=score.part, view=score.view, site=score.site, **score.summary)
@@ -305,8 +309,7 @@ class Run:
 
     def _checkpoint(self, number: int, seconds: float) -> None:
         settings = self.config.checkpoint
-        selected = self.selection.get("round") == number
-        if number % settings.every and number != self.config.train.rounds and not selected:
+        if number % settings.every and number not in {self.config.train.rounds, *self.selection.rounds}:
             return
         manifest = Manifest(
             round=number,
@@ -314,24 +317,35 @@ class Run:
             data=fingerprint(self.federation),
             events=self.log.size(),
             sites=self.engine.states.flush(),
-            selection=self.selection,
+            selection=self.selection.record(),
             seconds=seconds,
         )
-        self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.tail))
-        wanted = set(self.checkpoints.rounds()[-settings.keep :]) | {self.selection.get("round", number)}
+        self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.selection.kept))
+        wanted = set(self.checkpoints.rounds()[-settings.keep :]) | self.selection.rounds
         retained = self.checkpoints.retain(wanted)
         self.engine.states.collect(m.sites for m in retained)
 
     def _finish(self) -> Steps:
         """Measure the selected models on the test part and write them out."""
-        rule = self.config.evaluation.rule
-        chosen = self.selection.get("round", self.config.train.rounds)
-        if chosen != self.config.train.rounds:
-            self._restore(chosen)
-        yield from self.engine.publish(self.folder / "models", self.server.message(), self.sites)
-        tail = self.tail if rule == "mean_last" else None
-        for fields in (yield from self.evaluator.final(chosen, tail)):
-            self._tell("final", part="test", rule=rule, round=chosen, **fields)
+        rule, selection, present = self.config.evaluation.rule, self.selection, self.config.train.rounds
+        measured: list[Score] = []
+        cohorts: list[dict[str, Any]] = []
+        for number, sites in selection.reported(self.sites):
+            if number != present:
+                self._restore(number)
+                present = number
+            models, message = self.folder / "models", self.server.message()
+            yield from self.engine.publish(models, message, sites, whole=number != selection.common)
+            reports = partial(selection.reports, number)
+            if rule != "mean_last":
+                measured += yield from self.evaluator.test_scores(number, reports)
+            cohorts += yield from self.evaluator.cohorts(number, reports)
+            self._tell_undone(number)
+        kept = selection.kept if rule == "mean_last" else [[*measured, *chain(*selection.kept)]]
+        self._tell_untrained()
+        for fields in (*self.evaluator.finals(kept), *cohorts):
+            reported = {"round": selection.round_of(fields["view"], fields["site"]), **fields}
+            self._tell("final", part="test", rule=rule, **reported)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.log.write(event, **fields)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from equipoise.engine.bulk import all_finite
 
 Tensors = dict[str, Tensor]
 Value = Tensor | int | float | str | bool | Tensors
@@ -56,7 +57,9 @@ class Train:
 class Scan:
     """`function(batch) -> {name: tensor}` over a whole part of the local data, without gradients.
 
-    `reduce` is "sum" (tensors are added up) or "concatenate" (rows are joined in the order of the data).
+    `view` is "plain" (as in evaluation), "augmented" (a training view, drawn anew in each round) or "cached" (a
+    training view that is the same in every round, as if the images had been augmented once and stored). `reduce` is
+    "sum" (tensors are added up) or "concatenate" (rows are joined in the order of the data).
     """
 
     part: str
@@ -176,7 +179,8 @@ def signature(payload: Mapping[str, Value]) -> dict[str, Any]:
     """What a reply looks like: the shape of each tensor and the kind of each plain value."""
     tensors, plain = flatten(payload)
     shapes: dict[str, Any] = {name: (tuple(t.shape), str(t.dtype)) for name, t in tensors.items()}
-    return shapes | {name: "value" for name, value in plain.items() if not isinstance(value, Mapping)}
+    kinds = {name: "text" if isinstance(value, str) else "number" for name, value in plain.items()}
+    return shapes | {name: kind for name, kind in kinds.items() if not isinstance(plain[name], Mapping)}
 
 
 def first_unfinite(payload: Mapping[str, Value]) -> str | None:
@@ -188,7 +192,5 @@ def first_unfinite(payload: Mapping[str, Value]) -> str | None:
     floats = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
     if not floats:
         return None
-    # A sum is finite unless an entry is not (or it overflows, which no sound update does).
-    sums = torch.stack([t.detach().sum(dtype=torch.float32) for t in floats.values()])
-    finite = torch.isfinite(sums).tolist()
+    finite = all_finite(list(floats.values())).tolist()
     return next((name for name, good in zip(floats, finite) if not good), None)

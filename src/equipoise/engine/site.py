@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 
 from equipoise.data.augment import Augmentation
+from equipoise.engine.bulk import clone_all
 from equipoise.engine.contract import Client
-from equipoise.engine.protocol import Evaluate, Payload, Scan, Tensors, Train, Value, check_payload
+from equipoise.engine.protocol import (
+    Evaluate,
+    Payload,
+    Scan,
+    Tensors,
+    Train,
+    Value,
+    check_payload,
+    flatten,
+    unflatten,
+)
 from equipoise.engine.training import (
     EagerSteps,
     Progress,
@@ -112,15 +123,9 @@ class Slot:
         undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
         if undeclared:
             raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
-        reply = {
-            name: {k: v.detach().clone() for k, v in value.items()}
-            if isinstance(value, dict)
-            else value.detach().clone()
-            if isinstance(value, Tensor)
-            else value
-            for name, value in payload.items()
-        }
-        next_state = {name: tensor.clone() for name, tensor in client.kept().items()}
+        tensors, plain = flatten(payload)
+        reply = unflatten(cloned(tensors), plain)
+        next_state = cloned(client.kept())
         measures = yield from self._measure(request, data, data, adapt=False)
         yield from self._settle()
         facts: dict[str, float] = {}
@@ -139,17 +144,15 @@ class Slot:
         self._work += 1
         if isinstance(work, Train):
             yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
-            return None
-        result: Any
-        if isinstance(work, Scan):
+            result: Any = None
+        elif isinstance(work, Scan):
             result = scan(client, data[work.part], self.augmentation, work)
-            yield from self._settle()
-            return result
-        if isinstance(work, Evaluate):
+        elif isinstance(work, Evaluate):
             result = evaluate(client, data, self.augmentation, work)
-            yield from self._settle()
-            return result
-        raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
+        else:
+            raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
+        yield from self._settle()
+        return result
 
     def _settle(self) -> Generator[None, None, None]:
         """Let other slots work until this one's results are there: reading them then stalls nobody."""
@@ -183,6 +186,11 @@ class Slot:
                         counts |= {"scores": logits.softmax(1).cpu(), "labels": measured[part].labels.cpu()}
                     measures[f"{view}.{part}"] = counts
         return measures
+
+
+def cloned(tensors: Tensors) -> Tensors:
+    """Copies that outlive what happens to the originals."""
+    return dict(zip(tensors, clone_all([tensor.detach() for tensor in tensors.values()])))
 
 
 def exhaust(work: Generator[None, None, Outcome]) -> Outcome:

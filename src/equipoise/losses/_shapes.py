@@ -10,6 +10,16 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor in the type that losses are computed in; the very same one unless it is of half precision."""
+    return tensor.to(working_dtype(tensor))
+
+
+def cross_entropy_of(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross entropy of logits (B, C) or (B, C, ...) of any floating type, labels of any integer type."""
+    return F.cross_entropy(widened(logits), labels.long(), reduction=reduction)
+
+
 def per_class(values: Tensor, logits: Tensor) -> Tensor:
     """Values (C,) shaped to broadcast over logits (B, C, ...)."""
     return values.reshape(-1, *[1] * (logits.dim() - 2))
@@ -37,8 +47,8 @@ def cross_entropy_over(scores: Tensor, labels: Tensor, present: Tensor | None) -
     A sample whose own class is left out contributes 0.
     """
     if present is None:
-        return F.cross_entropy(scores, labels)
+        return cross_entropy_of(scores, labels)
     # The lowest finite number, not -inf: a site with no class present must not meet inf - inf.
     visible = scores.masked_fill(~present, torch.finfo(scores.dtype).min)
-    losses = F.cross_entropy(visible, labels, reduction="none")
-    return losses.masked_fill(~present[labels], 0.0).mean()
+    losses = cross_entropy_of(visible, labels, reduction="none")
+    return losses.masked_fill(~present[labels.long()], 0.0).mean()

@@ -4,6 +4,8 @@ and how unsure it stays of those it has."""
 import torch
 from torch import Tensor
 
+from equipoise.losses._shapes import widened
+
 
 def inherited_knowledge(logits: Tensor, teacher_logits: Tensor, missing: Tensor, temperature: float = 2.0) -> Tensor:
     """Cross entropy from the teacher to the model among the classes of the mask `missing` (C,), mean over samples.
@@ -25,4 +27,5 @@ def prediction_entropy(logits: Tensor, present: Tensor) -> Tensor:
 def _log_softmax_over(logits: Tensor, mask: Tensor) -> Tensor:
     """Log softmax (B, C) over the classes of a mask (C,); outside the mask it means nothing."""
     # The lowest finite number, not -inf: where the mask is empty, inf - inf must not arise.
-    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).log_softmax(1)
+    wide = widened(logits)
+    return wide.masked_fill(~mask, torch.finfo(wide.dtype).min).log_softmax(1)

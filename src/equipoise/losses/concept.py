@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses._shapes import membership
+from equipoise.losses._shapes import cross_entropy_of, membership, widened
 
 Scale = float | Tensor
 
@@ -15,7 +15,7 @@ def concept_logits(features: Tensor, mean: Tensor, variance: Tensor, temperature
     Features (B, D) before normalisation, mean and variance (C, D). With no variance it is a cosine classifier
     scaled by tau.
     """
-    h = F.normalize(features, dim=-1)
+    h = F.normalize(widened(features), dim=-1)
     return temperature * (h @ mean.to(h.dtype).T + temperature / 2 * (h.square() @ variance.to(h.dtype).T))
 
 
@@ -26,8 +26,8 @@ def concept_alignment(features: Tensor, labels: Tensor, mean: Tensor, variance: 
     mean and variance (C, D); with no variance it is the cross entropy of a scaled cosine classifier.
     """
     logits = concept_logits(features, mean, variance, temperature)
-    uncertainty = F.normalize(features, dim=-1).square() * variance.to(features.dtype)[labels]
-    return F.cross_entropy(logits, labels) + temperature**2 / 2 * uncertainty.sum(-1).mean()
+    uncertainty = F.normalize(widened(features), dim=-1).square() * variance.to(logits.dtype)[labels.long()]
+    return cross_entropy_of(logits, labels) + temperature**2 / 2 * uncertainty.sum(-1).mean()
 
 
 def diversity(codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, epsilon: float = 1e-5) -> Tensor:
@@ -37,8 +37,9 @@ def diversity(codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, e
     differences; summed over classes, over num_classes. Codes (B, Z), images (B, ...), labels (B,). A class
     with fewer than two samples contributes 0.
     """
-    image_gaps = torch.cdist(images.flatten(1), images.flatten(1), p=1)
-    code_gaps = torch.cdist(codes, codes, p=1)
+    codes, images = widened(codes), widened(images).flatten(1)
+    image_gaps = torch.cdist(images, images, p=1)
+    code_gaps = torch.cdist(codes, codes, p=1).to(image_gaps.dtype)
     # Written as code / (image + epsilon code), a sample paired with itself, or with its double, counts 0.
     inverse = code_gaps / (image_gaps + epsilon * code_gaps).masked_fill(code_gaps == 0, 1.0)
     members = membership(labels, num_classes, inverse.dtype)

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses._shapes import cross_entropy_over, frequencies, working_dtype
+from equipoise.losses._shapes import cross_entropy_of, cross_entropy_over, frequencies, widened
 
 
 def _views_as_samples(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Features (B, V, D) and labels (B,) as one list of B * V labelled features."""
-    return features.flatten(0, 1), labels[:, None].expand(features.shape[:2]).flatten()
+    return widened(features).flatten(0, 1), labels.long()[:, None].expand(features.shape[:2]).flatten()
 
 
 def intra_client_contrastive(
@@ -27,7 +27,7 @@ def intra_client_contrastive(
     supervised contrast at `temperature`; a batch of one image gives 0.
     """
     samples, labels = _views_as_samples(features, labels)
-    share = frequencies(class_counts, working_dtype(samples))[labels]
+    share = frequencies(class_counts, samples.dtype)[labels]
     temperatures = ((share[:, None] * share).pow(power) * temperature).clamp(min=floor)
     itself = torch.eye(len(samples), dtype=torch.bool, device=samples.device)
     scores = (samples @ samples.T / temperatures).masked_fill(itself, -torch.inf)
@@ -43,7 +43,7 @@ def inter_client_contrastive(features: Tensor, labels: Tensor, prototypes: Tenso
     it is a cosine classifier whose weights stay where they are.
     """
     samples, labels = _views_as_samples(features, labels)
-    return F.cross_entropy(samples @ prototypes.detach().to(samples.dtype).T / temperature, labels)
+    return cross_entropy_of(samples @ prototypes.detach().to(samples.dtype).T / temperature, labels)
 
 
 def model_contrastive(
@@ -55,8 +55,9 @@ def model_contrastive(
     D) of the model in training, of the global model and of the site's previous model. Where the two others
     agree it is log 2.
     """
-    closer = F.cosine_similarity(features, global_features.detach(), dim=-1)
-    farther = F.cosine_similarity(features, previous_features.detach(), dim=-1)
+    features = widened(features)
+    closer = F.cosine_similarity(features, widened(global_features.detach()), dim=-1)
+    farther = F.cosine_similarity(features, widened(previous_features.detach()), dim=-1)
     return F.softplus((farther - closer) / temperature).mean()
 
 
@@ -72,5 +73,6 @@ def prototype_contrastive(
     Features (B, D), prototypes (C, D). Classes outside the mask `present` (C,) have no prototype: they are
     left out, and their samples contribute 0.
     """
+    features = widened(features)
     cosine = F.normalize(features, dim=-1) @ F.normalize(prototypes.detach().to(features.dtype), dim=-1).T
     return cross_entropy_over(cosine / temperature, labels, present)

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses._shapes import rows
+from equipoise.losses._shapes import rows, widened
 
 
 def mutual_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -11,6 +11,6 @@ def mutual_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Equal logits give 0.
     """
-    student = rows(student_logits).log_softmax(1)
-    teacher = rows(teacher_logits.detach()).log_softmax(1)
+    student = rows(widened(student_logits)).log_softmax(1)
+    teacher = rows(widened(teacher_logits.detach())).log_softmax(1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

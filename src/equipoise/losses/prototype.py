@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise._checks import check_choice
-from equipoise.losses._shapes import cross_entropy_over, rows, working_dtype
+from equipoise.losses._shapes import cross_entropy_over, rows, widened
 
 EPSILON = 1e-6
 """The one small constant of CPA: in the denominator, inside the logarithm, and under the cosine."""
@@ -25,6 +25,7 @@ def subcluster_scores(
     "none".
     """
     check_choice("normalise", normalise, ("layernorm", "none", "temperature"))
+    features = widened(features)
     directions = F.normalize(prototypes.detach().to(features.dtype), dim=-1)
     nearest = torch.einsum("bd,ckd->bck", F.normalize(features, dim=-1), directions).amax(-1)
     if normalise == "layernorm":
@@ -60,7 +61,7 @@ def _standardise(scores: Tensor, present: Tensor | None, epsilon: float = 1e-5) 
 
 def imbalance_ratios(class_counts: Tensor, beta: float = 0.8) -> Tensor:
     """CPA's G (C, C), how hard samples of c push class j down: G_cj = min(1, (N_j / N_c)^beta)."""
-    counts = class_counts.to(working_dtype(class_counts))
+    counts = widened(class_counts)
     # Between two classes that nobody has, 0 / 0 counts as balanced.
     ratios = (counts / counts[:, None]).nan_to_num(nan=1.0, posinf=1.0)
     return ratios.clamp(max=1.0).pow(beta)
@@ -68,6 +69,7 @@ def imbalance_ratios(class_counts: Tensor, beta: float = 0.8) -> Tensor:
 
 def alignment_weights(local_prototypes: Tensor, global_prototypes: Tensor, tau: float = 3.0) -> Tensor:
     """CPA's gamma (C,), (1 + tau) / (cos + tau): above 1 where local and global prototypes (C, D) part."""
+    local_prototypes, global_prototypes = widened(local_prototypes), widened(global_prototypes)
     lengths = local_prototypes.norm(dim=-1) * global_prototypes.norm(dim=-1)
     cosine = (local_prototypes * global_prototypes).sum(-1) / (lengths + EPSILON)
     return ((1 + tau) / (cosine + tau)).detach()
@@ -88,7 +90,7 @@ def conjoint_prototype_aligned(
     prototypes gamma is 1 (the global objective alone); with equal counts, or beta 0, the ratio is the
     softmax.
     """
-    z, labels = rows(logits).to(working_dtype(logits)), labels.flatten()
+    z, labels = rows(widened(logits)), labels.flatten().long()
     # From the largest logit down nothing overflows, and the small constants mean the same at every scale.
     exponentials = (z - z.amax(1, keepdim=True)).exp()
     ratios = imbalance_ratios(class_counts.to(z.dtype), beta)[labels]
@@ -106,6 +108,7 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, pre
     Features (B, D), prototypes (C, D), fixed. Samples of classes outside the mask `present` (C,) contribute
     0; features on their prototypes give 0.
     """
+    features, labels = widened(features), labels.long()
     targets = prototypes.to(features.dtype)[labels]
     if present is not None:
         targets = torch.where(present[labels][:, None], targets, features)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from equipoise.losses._shapes import widened
+
 
 def norm_statistics_gap(
     batch_means: Sequence[Tensor],
@@ -21,4 +23,4 @@ def norm_statistics_gap(
         *zip(batch_means, running_means, strict=True),
         *zip(batch_variances, running_variances, strict=True),
     ]
-    return torch.stack([(batch - running.detach()).norm() for batch, running in pairs]).sum()
+    return torch.stack([(widened(batch) - widened(running.detach())).norm() for batch, running in pairs]).sum()

@@ -6,18 +6,17 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise._checks import check_choice
-from equipoise.losses._shapes import frequencies, membership, per_class, working_dtype
+from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, widened, working_dtype
 
 SupervisedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log softmax(logits)[label]."""
-    return F.cross_entropy(logits, labels)
+    return cross_entropy_of(logits, labels)
 
 
 def logit_adjusted(logits: Tensor, labels: Tensor, margins: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ def logit_adjusted(logits: Tensor, labels: Tensor, margins: Tensor) -> Tensor:
 
     A margin of -inf takes its class out of the softmax.
     """
-    return F.cross_entropy(logits + per_class(margins.to(working_dtype(logits)), logits), labels)
+    return cross_entropy_of(logits + per_class(margins.to(working_dtype(logits)), logits), labels)
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor, gamma: float = 1.0) -> Tensor:
@@ -42,13 +41,13 @@ def difficulty_margins(class_counts: Tensor, class_losses: Tensor, exponent: flo
     `class_counts` are the site's own, `class_losses` (C,) the federation's mean loss per class. A class
     that is absent at the site gets -inf; equal counts and losses give equal margins, which change nothing.
     """
-    losses = class_losses.to(working_dtype(class_losses))
+    losses = widened(class_losses)
     return (frequencies(class_counts, losses.dtype) / (losses.pow(exponent) + 1e-5)).log()
 
 
 def class_loss_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What a site tells of its classes' difficulty: summed cross entropy and number of samples, (C,) each."""
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = cross_entropy_of(logits, labels, reduction="none")
     members = membership(labels, logits.shape[1], losses.dtype)
     return losses @ members, members.sum(0)
 
@@ -58,9 +57,9 @@ def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0, alpha: Tensor | No
 
     `alpha` (C,) weighs the classes; None weighs them all by 1.
     """
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = cross_entropy_of(logits, labels, reduction="none")
     losses = (-torch.expm1(-losses)).pow(gamma) * losses
-    return (losses if alpha is None else alpha.to(losses.dtype)[labels] * losses).mean()
+    return (losses if alpha is None else alpha.to(losses.dtype)[labels.long()] * losses).mean()
 
 
 def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor, power: float = 1.0) -> Tensor:
@@ -74,7 +73,7 @@ def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor, power: 
     powers = counts.pow(power)
     parts = (counts / powers).masked_fill(~present, 0.0)
     weights = (counts.sum() / (parts.sum() * powers)).masked_fill(~present, 0.0)
-    return (weights[labels] * F.cross_entropy(logits, labels, reduction="none")).mean()
+    return (weights[labels.long()] * cross_entropy_of(logits, labels, reduction="none")).mean()
 
 
 def restricted_logits(logits: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
@@ -88,12 +87,12 @@ def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: f
     `present` (C,) marks the classes the site has; alpha 1 is cross entropy, alpha 0 gives the others a logit
     of 0.
     """
-    return F.cross_entropy(restricted_logits(logits, present, alpha), labels)
+    return cross_entropy_of(restricted_logits(logits, present, alpha), labels)
 
 
 def calibrated_margins(class_counts: Tensor, tau: float = 1.0) -> Tensor:
     """FedLC's margins (C,), -tau n_c^(-1/4), to be added to logits; -inf for absent classes."""
-    counts = class_counts.to(working_dtype(class_counts))
+    counts = widened(class_counts)
     return (-tau * counts.pow(-0.25)).masked_fill(counts == 0, -torch.inf)
 
 

@@ -32,7 +32,7 @@ class FedFocalClient(FedAvgClient):
 
     @classmethod
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",)
+        return ("train.loss",) if setting.options.gamma else ()
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.gamma:

@@ -36,8 +36,10 @@ class Options(Table):
 
     dala: bool = Field(True, description="difficulty-aware logit adjustment; off: the loss that train.loss names")
     exponent: float = Field(0.25, ge=0, description="d of the difficulty in the margins; 0: class frequency alone")
-    difficulty_view: Literal["plain", "augmented"] = Field(
-        "plain", description="images that difficulty is measured on: as in evaluation, or a training view"
+    difficulty_view: Literal["plain", "augmented", "cached"] = Field(
+        "plain",
+        description="images that difficulty is measured on: as in evaluation, a training view drawn anew each round, "
+        "or one drawn once for all rounds (released)",
     )
     k1: float = Field(2.0, ge=0, description="weight of the contrast within a site; 0: off")
     power: float = Field(0.5, ge=0, description="t of the temperature (p_i p_j)^t; 0: the same for all classes")

@@ -29,7 +29,7 @@ class FedLCClient(FedAvgClient):
 
     @classmethod
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",)
+        return ("train.loss",) if setting.options.tau else ()
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.tau:

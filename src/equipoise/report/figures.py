@@ -58,8 +58,8 @@ def learning_curves(run: RunRecord) -> Figure | None:
 
 
 def _mark_selected(ax: Axes, run: RunRecord, view: str) -> None:
-    chosen = {s.round for s in run.selections if s.view == view and s.rule == "best"}
-    for number in chosen:
+    chosen = [s.rounds for s in run.selections if s.view == view and s.rule == "best"]
+    for number in set().union(*chosen):
         ax.axvline(number, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0.5)
 
 

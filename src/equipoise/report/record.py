@@ -85,22 +85,43 @@ class Evaluation(Event):
     confusion: Confusion | None = None
 
 
+class SiteChoice(Event):
+    """The round that one site chose by its own validation data."""
+
+    round: int
+    value: float | None = None
+
+
 class Selection(Event):
-    """Which round was chosen, on validation data alone."""
+    """Which round was chosen, on validation data alone; `sites` where each site chose its own."""
 
     rule: str
     metric: str
     view: str
     round: int
     value: float | None = None
+    sites: dict[str, SiteChoice] = Field(default_factory=dict)
+
+    @property
+    def rounds(self) -> set[int]:
+        """The chosen rounds."""
+        return {choice.round for choice in self.sites.values()} or {self.round}
+
+    @property
+    def score(self) -> float | None:
+        """The validation score that the choice rests on; the mean over sites where each chose by its own."""
+        return mean([choice.value for choice in self.sites.values()]) if self.sites else self.value
 
 
 class Result(Event):
-    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort."""
+    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort.
+
+    There is no one `round` over sites that each chose their own.
+    """
 
     part: str
     rule: str
-    round: int
+    round: int | None = None
     view: View
     scope: Literal["site", "mean", "pooled", "cohort"]
     site: str | None = None
@@ -173,6 +194,12 @@ class RunRecord:
         """The view a site is left with when a round ends: personal where the method has it, else global."""
         personal = any(e.view == "personal" for e in self.evaluations)
         return "personal" if personal or any(e.view == "personal" for e in self.finals) else "global"
+
+    @property
+    def selected_round(self) -> int | None:
+        """The round that is reported; None where each site has its own, or nothing is reported yet."""
+        own = any(selection.sites for selection in self.selections)
+        return None if own or not self.finals else self.finals[0].round
 
     @cached_property
     def results(self) -> Sequence[Result]:

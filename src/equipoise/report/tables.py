@@ -47,7 +47,7 @@ class HeadlineRow:
     method: str
     part: str
     rule: str
-    round: int
+    round: int | None
     view: str
     scope: str
     site: str | None
@@ -136,7 +136,7 @@ def _worst_site(results: Sequence[Result]) -> tuple[str | None, float | None]:
 def selection_note(run: RunRecord) -> str:
     """How the reported round was chosen, in a sentence to print under a table."""
     if not run.finals:
-        shown = max((result.round for result in run.results), default=0)
+        shown = max((result.round or 0 for result in run.results), default=0)
         return f"{_why_no_test_results(run)}: these are the validation scores of round {shown}."
     rules = {final.rule for final in run.finals}
     chosen = [_selection_sentence(selection) for selection in run.selections if selection.rule in rules]
@@ -153,7 +153,10 @@ def _why_no_test_results(run: RunRecord) -> str:
 
 def _selection_sentence(selection: Selection) -> str:
     score = f"{METRIC_TITLES.get(selection.metric, selection.metric).lower()} ({selection.view} view)"
-    value = f"{score}, {percent(selection.value)} %"
+    value = f"{score}, {percent(selection.score)} %"
+    if selection.sites:
+        rounds = ", ".join(f"{site} {choice.round}" for site, choice in selection.sites.items())
+        return f"For each site the round that is best by its own validation {value} on average: {rounds}"
     match selection.rule:
         case "mean_last" if selection.value is None:
             return f"No validation data: the mean over the last rounds up to {selection.round}"

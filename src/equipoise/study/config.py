@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
-from equipoise.config import Config, Table, validated
+from equipoise.config import Config, Table, parse_toml, validated
 from equipoise.errors import UserError
 from equipoise.methods import get_method, method_names
 from equipoise.runs import make_config
@@ -41,6 +40,9 @@ class Row(Table):
     tables: tuple[str, ...] = Field((), description="the tables that the row stands in; default the study's one table")
     paper: dict[Metric, float] = Field({}, description="what the paper reports, in per cent")
     paper_cohort: dict[Metric, float] = Field({}, description="the same for the unseen cohort")
+    view: Literal["global", "personal", "trained"] | None = Field(
+        None, description="the models that the row reports, trained: right after local training; default by scope"
+    )
     note: str = ""
 
 
@@ -58,9 +60,10 @@ class StudyConfig(Table):
     title: str = ""
     preset: str | None = Field(None, description="preset or file that all runs start from")
     settings: dict[str, Any] = Field({}, description="config tables over the preset's, for all runs")
-    scope: Literal["sites", "common"] = Field(
+    scope: Literal["sites", "trained", "common"] = Field(
         "sites",
         description="sites: mean over sites, personal models where there are any; "
+        "trained: mean over sites, models right after local training; "
         "common: the global model on the one common test set",
     )
     metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
@@ -123,16 +126,12 @@ class Cell:
 def load_study(source: str) -> StudyConfig:
     """The study of this name, or of this TOML file."""
     if source in study_names():
-        text = (resources.files("equipoise") / "studies" / f"{source}.toml").read_text(encoding="utf-8")
+        content = (resources.files("equipoise") / "studies" / f"{source}.toml").read_bytes()
     elif Path(source).is_file():
-        text = Path(source).read_text(encoding="utf-8")
+        content = Path(source).read_bytes()
     else:
         raise UserError(f"'{source}' is neither a file nor a study; studies: {', '.join(study_names()) or 'none'}")
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"{source} is not valid TOML: {problem}") from None
-    study = validated(StudyConfig, raw, source)
+    study = validated(StudyConfig, parse_toml(content, source), source)
     if study.all_methods:
         named = {row.name for row in study.rows}
         more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
@@ -201,8 +200,11 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     """The config of one run: preset, study, data set, row, then `key=value` settings of the command line."""
     tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
     over = [setting for table in tables for setting in as_settings(table)]
-    if study.scope == "common" and "global" in get_method(cell.row.method).client.views:
+    method = get_method(cell.row.method)
+    if study.scope == "common" and "global" in method.client.views:
         over.append("evaluation.view=global")  # the model that is reported is the one that is selected
+    if (cell.row.view or study.scope) == "trained":
+        over.append("evaluation.trained_test=true")
     return make_config(study.preset, [*over, *settings], method=cell.row.method, seed=cell.seed, name=cell.folder.name)
 
 
@@ -220,9 +222,10 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
 
     What the config left to the data (the net's name), and where a run is computed and stored, do not count; the
-    precision does.
+    precision does. A setting that the run's version did not know yet was at its default.
     """
-    wanted, found = _flat(planned.model_dump(mode="json")), _flat(dict(recorded))
+    usual, wanted = (_flat(config.model_dump(mode="json")) for config in (Config(), planned))
+    found = usual | _flat(dict(recorded))
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")

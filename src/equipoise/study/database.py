@@ -60,8 +60,8 @@ def _identity(run: RunResult) -> tuple[str, str, str, str, int]:
 def _run(study: str, run: RunResult) -> tuple[Any, ...]:
     record = run.record
     label, data, row, method, seed = _identity(run)
-    value = record.selections[-1].value if record.selections else None
-    facts = (record.last_round, record.finals[0].round, value, record.seconds, record.start.parameters)
+    value = record.selections[-1].score if record.selections else None
+    facts = (record.last_round, record.selected_round, value, record.seconds, record.start.parameters)
     return (label, study, data, row, method, seed, *facts, run.together, record.start.version)
 
 

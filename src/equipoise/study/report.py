@@ -62,7 +62,7 @@ def render(results: StudyResults) -> str:
             "ranks",
             figures.rank_plot(results),
             f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds: a light dot for each data set"
-            f"{' and site' if results.study.scope == 'sites' else ''}, a dark one for their mean.",
+            f"{' and site' if results.study.scope != 'common' else ''}, a dark one for their mean.",
         )
     return environment.get_template("study.html").render(
         study=results.study,
@@ -141,7 +141,7 @@ def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, 
     primary = results.study.primary
     sites = list(dict.fromkeys(site for row in rows for site in row.places("site")))
     tables = []
-    if results.study.scope == "sites" and len(sites) > 1:
+    if results.study.scope != "common" and len(sites) > 1:
         lines = [
             (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites])
             for row in rows

@@ -29,8 +29,15 @@ from equipoise.study.statistics import Comparison, Spread, compare_with_best, ra
 
 Spreads = dict[Metric, Spread]
 HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
+#: the kinds of model that a scope reports, the first one that there is
+VIEWS: dict[str, tuple[str, ...]] = {
+    "sites": ("personal", "global"),
+    "trained": ("trained", "personal", "global"),
+    "common": ("global", "personal"),
+}
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
+    "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
     "common": "The global model on the one common test set; where a method has none, the mean of the sites' models.",
 }
 
@@ -69,10 +76,12 @@ class RowResult:
 
     @property
     def view(self) -> str:
-        """The kind of model that the study's scope reports."""
+        """The kind of model that the row reports: the one it names, else by the study's scope."""
+        if self.row.view is not None:
+            return self.row.view
         views = {view for run in self.runs for view in run.views}
-        first, second = ("personal", "global") if self.scope == "sites" else ("global", "personal")
-        return first if first in views else second
+        order = VIEWS[self.scope]
+        return next((view for view in order if view in views), order[-1])
 
     @cached_property
     def scores(self) -> Spreads:
@@ -98,7 +107,7 @@ class RowResult:
     @cached_property
     def validation(self) -> Spread | None:
         """The score that selected the round, in per cent, over seeds."""
-        chosen = [run.record.selections[-1].value for run in self.runs if run.record.selections]
+        chosen = [run.record.selections[-1].score for run in self.runs if run.record.selections]
         return spread(None if value is None else 100 * value for value in chosen)
 
     @cached_property
@@ -192,7 +201,7 @@ class StudyResults:
     @cached_property
     def ranks(self) -> dict[str, dict[Hashable, float]]:
         """Rank of each row on every data set, at every site where sites are tested apart; means over seeds."""
-        metric, by_site = self.study.primary, self.study.scope == "sites"
+        metric, by_site = self.study.primary, self.study.scope != "common"
         values: dict[str, dict[Hashable, float]] = {}
         for row in self.rows:
             places = row.places("site").items() if by_site else [("", row.view)]
@@ -234,10 +243,11 @@ def _rule(evaluation: dict[str, Any]) -> str:
     title = METRIC_TITLES[settings.metric]
     metric = title[0].lower() + title[1:]
     models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
+    own = "for each site " if settings.select == "site" else ""
     since = f", from round {settings.first_round} on" if settings.first_round > 1 else ""
     match settings.rule:
         case "best":
-            return f"Reported is the round with the best validation {metric}{models}{since}"
+            return f"Reported is {own}the round with the best validation {metric}{models}{since}"
         case "last":
             return "Reported is the last round"
     return f"Reported is the mean over the last {settings.last} rounds"

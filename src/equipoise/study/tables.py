@@ -55,7 +55,7 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
         "view": row.view,
         "seeds": sorted(run.cell.seed for run in row.runs),
         "rounds": max(run.record.last_round for run in row.runs),
-        "selected_rounds": [run.record.finals[0].round for run in row.runs],
+        "selected_rounds": [run.record.selected_round for run in row.runs],
         "validation": asdict(row.validation) if row.validation else None,
         "paper": dict(row.row.paper),
         "note": row.row.note,
@@ -241,25 +241,32 @@ def caption(results: StudyResults, data: str, table: str) -> str:
 
 
 def to_markdown(results: StudyResults) -> str:
-    """A table by data set with global and personal models, time and traffic, for documentation."""
-    score = METRIC_TITLES["balanced_accuracy"]
-    head = ["method", f"{score}, global", f"{score}, personal", "Worst class recall", "s per round", "relative"]
+    """A table by data set for documentation: the main score of global and personal models, the others, the paper's,
+    time and traffic."""
     parts = []
     for data in results.data_names:
         rows = [row for row in results.of(data) if row.runs]
-        lines = [_line([*head, "sent per round", "relative traffic"]), _line(["---"] + ["---:"] * 7)]
-        lines += [_line(_markdown_cells(results, row)) for row in rows]
+        columns = shown_columns(results, rows)
+        head = _markdown_head(results, columns)
+        lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+        lines += [_line(_markdown_cells(results, row, columns)) for row in rows]
         parts += [data, "\n".join(lines), " ".join([*notes(results, rows), "Time and traffic are relative to fedavg."])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _markdown_cells(results: StudyResults, row: RowResult) -> list[str]:
-    views = [row.scores_of(view).get("balanced_accuracy") for view in ("global", "personal")]
+def _markdown_head(results: StudyResults, columns: Sequence[tuple[Metric, bool]]) -> list[str]:
+    main = METRIC_TITLES[results.study.primary]
+    rest = [METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns[1:]]
+    return ["method", f"{main}, global", f"{main}, personal", *rest, "s per round", "relative", "sent", "relative"]
+
+
+def _markdown_cells(results: StudyResults, row: RowResult, columns: Sequence[tuple[Metric, bool]]) -> list[str]:
+    views = [number(row.scores_of(view).get(results.study.primary)) for view in ("global", "personal")]
+    rest = [cell(results, row, metric, paper) for metric, paper in columns[1:]]
     own = cost(results, row)
     ratios = [f"x {own[key]:.2f}" if own[key] is not None else "–" for key in ("relative_seconds", "relative_traffic")]
     seconds, sent = f"{own['seconds_per_round']:.2f}", traffic(own["sent_per_round"] or 0)
-    scores = map(number, (*views, row.scores.get("worst_class_recall")))
-    return [row.row.name, *scores, seconds, ratios[0], sent, ratios[1]]
+    return [row.row.name, *views, *rest, seconds, ratios[0], sent, ratios[1]]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -134,6 +134,12 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> dict[int, dict[str, str
     absent = [column for column in columns if column not in header]
     if absent:
         raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(header)}")
+    for number, values in lines[1:]:
+        if any(values[len(header) :]):
+            raise UserError(
+                f"{path}, line {number}: {len(values)} values under {len(header)} columns; a value with a comma in it "
+                "belongs in double quotes"
+            )
     return {number: dict(zip_longest(header, values[: len(header)], fillvalue="")) for number, values in lines[1:]}
 
 
