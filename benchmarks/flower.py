@@ -1,27 +1,45 @@
 """What a round costs between processes on Flower, beside the local engine: seconds, bytes, and where the time goes.
 
-    python benchmarks/flower.py [--sites 2 4 8] [--rounds 3] [--net resnet18]
+    python benchmarks/flower.py [--sites 2 4 8] [--rounds 4] [--net resnet18]
 
-Every site is a process of its own on this machine, with TLS; the phantom's images are few, so that what is left of a
-round is Flower's share: looking for messages (a SuperNode does every 3 s), encoding, and moving bytes.
+Every site is a process of its own on this machine, with TLS, and stays warm: it is started once, not for every
+message. The phantom's images are few, so that what is left of a round is Flower's share: looking for messages,
+encoding, and moving bytes. Writes results/benchmarks/flower.json and prints two Markdown tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import re
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from flwr.superlink.grid import HttpGrid
 
 from equipoise.config import Config
+from equipoise.deploy import post
 from equipoise.deploy.pilot import lay_out, running_sites
 from equipoise.deploy.server import conduct, running_superlink
 from equipoise.deploy.settings import ServerFile
+from equipoise.engine import flower, journal
 from equipoise.runs import execute, make_config
 
-COLUMNS = ("sites", "engine", "s/round", "training s", "other s", "MB down/site", "MB up/site")
+RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "flower.json"
+SITE_LINE = re.compile(r"a message: ([\d.]+) s to take, ([\d.]+) s to answer, ([\d.]+) s to hand over")
+#: what the server does with its time, in the order of a round; the rest of a round is bookkeeping
+AT_SERVER = ("encode", "push", "wait", "pull", "decode", "journal", "merge")
+WAITING = ("site: take", "site: train", "site: open and store", "site: hand over", "poll and move")
 
 
 def config_of(sites: int, rounds: int, net: str) -> Config:
@@ -38,47 +56,139 @@ def config_of(sites: int, rounds: int, net: str) -> Config:
     )
 
 
+class Clock:
+    """Adds up the seconds of some functions, and notes the sums after every round. An observer of the run."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.rounds: list[dict[str, float]] = []
+        self.began = time.perf_counter()
+        self.started = 0.0
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed; what it calls that is timed too counts there alone."""
+
+        def run(*given: Any, **named: Any) -> Any:
+            before, others = time.perf_counter(), sum(self.sums.values())
+            try:
+                return function(*given, **named)
+            finally:
+                inner = sum(self.sums.values()) - others
+                self.sums[name] += time.perf_counter() - before - inner
+
+        return run
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Close a round; the first evaluation belongs to none."""
+        if event == "connected" and not fields["missing"]:
+            self.started = time.perf_counter() - self.began
+        if event == "round":
+            self.rounds.append(dict(self.sums))
+        if event in ("round", "evaluation"):
+            self.sums.clear()
+
+
+@contextmanager
+def timing(clock: Clock) -> Iterator[None]:
+    """Time the parts of a round at the server."""
+    places = [
+        (flower, "prepare", "encode"),
+        (post, "to_records", "encode"),
+        (HttpGrid, "push_messages", "push"),
+        (HttpGrid, "pull_messages", "pull"),
+        (post, "from_records", "decode"),
+        (flower, "open_parcel", "decode"),
+        (journal.Journal, "write", "journal"),
+        (post.GridPost, "_deliver", "wait"),
+        (post.GridPost, "_present", "wait"),
+    ]
+    with ExitStack() as stack:
+        for owner, name, label in places:
+            stack.enter_context(patch.object(owner, name, clock.timed(label, getattr(owner, name))))
+        yield
+
+
 def rounds_of(folder: Path) -> list[dict[str, Any]]:
-    """The events of the rounds after the first, which also sends what an evaluation had sent before it."""
+    """The events of the rounds after the first, which is also charged with the evaluation before it."""
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == "round" and line["round"] > 1]
 
 
-def row(sites: int, engine: str, folder: Path) -> tuple[str, ...]:
+def summary(sites: int, engine: str, folder: Path) -> dict[str, Any]:
     """The medians of a run's rounds. Local sites train one after another, those on Flower at the same time."""
     rounds = rounds_of(folder)
     join = sum if engine == "local" else max
-    seconds = median(r["seconds"] for r in rounds)
-    training = median(join(site["seconds"] for site in r["sites"].values()) for r in rounds)
-    down = median(site["received"] for r in rounds for site in r["sites"].values()) / 1e6
-    up = median(site["sent"] for r in rounds for site in r["sites"].values()) / 1e6
-    numbers = (f"{seconds:.2f}", f"{training:.2f}", f"{seconds - training:.2f}", f"{down:.1f}", f"{up:.1f}")
-    return (str(sites), engine, *numbers)
+    return {
+        "sites": sites,
+        "engine": engine,
+        "seconds_per_round": median(r["seconds"] for r in rounds),
+        "training_seconds": median(join(site["seconds"] for site in r["sites"].values()) for r in rounds),
+        "bytes_down_per_site": median(site["received"] for r in rounds for site in r["sites"].values()),
+        "bytes_up_per_site": median(site["sent"] for r in rounds for site in r["sites"].values()),
+    }
 
 
-def measure(sites: int, rounds: int, net: str, folder: Path) -> list[tuple[str, ...]]:
+def parts_of_a_round(clock: Clock, result: dict[str, Any], logs: list[Path]) -> dict[str, float]:
+    """Seconds of a median round by what they went into."""
+    total, rounds = result["seconds_per_round"], clock.rounds[1:]
+    parts = {name: median(r.get(name, 0.0) for r in rounds) for name in AT_SERVER if name != "merge"}
+    parts["merge and bookkeeping"] = max(total - sum(parts.values()), 0.0)
+    work = [[float(x) for x in m] for log in logs for m in SITE_LINE.findall(log.read_text())[2:-2]]
+    take, answer, hand = (median(row[i] for row in work) for i in range(3))
+    training = min(result["training_seconds"], answer)
+    at_site = dict(zip(WAITING, (take, training, answer - training, hand)))
+    waited = parts.pop("wait")
+    return {**parts, **at_site, "poll and move": max(waited - sum(at_site.values()), 0.0)}
+
+
+def measure(sites: int, rounds: int, net: str, folder: Path) -> list[dict[str, Any]]:
     """The same config on both engines."""
-    config = config_of(sites, rounds, net)
+    config, clock = config_of(sites, rounds, net), Clock()
     local = execute(config, folder / "local")
     server, files = lay_out(folder / "consortium", config)
     settings = ServerFile.read(server)
-    with running_superlink(settings, insecure=False) as link, running_sites(files):
-        apart = conduct(config, settings, folder / "flower", link)
-    return [row(sites, "local", local), row(sites, "flower", apart)]
+    with timing(clock), running_superlink(settings, insecure=False) as link, running_sites(files):
+        apart = conduct(config, settings, folder / "flower", link, observers=[clock])
+    result = summary(sites, "flower", apart)
+    logs = [file.with_name("site.log") for file in files.values()]
+    result["seconds_until_all_sites_are_connected"] = clock.started
+    result["parts"] = parts_of_a_round(clock, result, logs)
+    result["superlink_database_bytes"] = sum(p.stat().st_size for p in (server.parent / "flower").glob("superlink.db*"))
+    return [summary(sites, "local", local), result]
+
+
+def print_tables(results: list[dict[str, Any]]) -> None:
+    """Rounds of both engines, then the shares of a round on Flower."""
+    print("| sites | engine | s/round | training s | MB down/site | MB up/site |\n|---|---|---|---|---|---|")
+    for r in results:
+        numbers = (r["bytes_down_per_site"] / 1e6, r["bytes_up_per_site"] / 1e6)
+        seconds = f"{r['seconds_per_round']:.2f} | {r['training_seconds']:.2f}"
+        print(f"| {r['sites']} | {r['engine']} | {seconds} | {numbers[0]:.1f} | {numbers[1]:.1f} |")
+    apart = [r for r in results if "parts" in r]
+    print("\n| where a round's time goes | " + " | ".join(f"{r['sites']} sites" for r in apart) + " |")
+    print("|---|" + "---|" * len(apart))
+    for name in apart[0]["parts"]:
+        cells = (f"{r['parts'][name]:.2f} s ({r['parts'][name] / r['seconds_per_round']:.0%})" for r in apart)
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 def main() -> None:
-    """Print a Markdown table."""
+    """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--net", default="resnet18")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    results: list[dict[str, Any]] = []
     for sites in options.sites:
         with tempfile.TemporaryDirectory() as folder:
-            for cells in measure(sites, options.rounds, options.net, Path(folder)):
-                print("| " + " | ".join(cells) + " |", flush=True)
+            results += measure(sites, options.rounds, options.net, Path(folder))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    record = {"net": options.net, "rounds": options.rounds, "machine": machine, "results": results}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print_tables(results)
 
 
 if __name__ == "__main__":
