@@ -176,7 +176,7 @@ def engine_speed(config: Config, federation: Federation, rounds: int, slots: int
             began = time.perf_counter()
             engine.begin(number, 0)
             conversation = server.round(number, sites)
-            replies = _finish(engine.ask(next(conversation)))
+            replies = finish(engine.ask(next(conversation)))
             try:
                 conversation.send(replies)
             except StopIteration:
@@ -194,7 +194,7 @@ def engine_speed(config: Config, federation: Federation, rounds: int, slots: int
         }
 
 
-def _finish(work: Any) -> Any:
+def finish(work: Any) -> Any:
     """Run a generator to its end; gives what it returns."""
     while True:
         try:

@@ -123,7 +123,7 @@ def test_a_limit_stops_runs_after_a_saved_round_and_the_next_call_goes_on(straig
     def tick(event, fields):
         clock["now"] += 10 if event == "round" else 0
 
-    cells = planned(tiny_study(), tmp_path)
+    cells = planned(tiny_study(settings=TINY["settings"] | {"checkpoint": {"every": 50}}), tmp_path)
     first = run_grid(cells, Silent(tick), limit_seconds=25, keep=True)
     assert first.stopped == ["fedavg-seed1", "local-seed1"] and not first.finished
     assert (tmp_path / "runs" / "fedavg-seed1" / "checkpoints" / "round-00002").is_dir()

@@ -68,6 +68,8 @@ class Run:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._log_path = folder / "events.jsonl"
         self.sites = [site.name for site in self.federation.training_sites()]
+        #: asked after each round: whether to save it even if it is not due
+        self.save_anyway: Callable[[int], bool] = lambda number: False
 
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
@@ -309,7 +311,8 @@ class Run:
 
     def _checkpoint(self, number: int, seconds: float) -> None:
         settings = self.config.checkpoint
-        if number % settings.every and number not in {self.config.train.rounds, *self.selection.rounds}:
+        anyway = self.save_anyway(number)
+        if not anyway and number % settings.every and number not in {self.config.train.rounds, *self.selection.rounds}:
             return
         manifest = Manifest(
             round=number,

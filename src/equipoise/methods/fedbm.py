@@ -195,12 +195,17 @@ def _copied(module: nn.Module) -> Tensors:
 
 
 def jittered(images: Tensor, random: torch.Generator) -> Tensor:
-    """Images (B, C, H, W) shifted by a few pixels onto black and perhaps flipped: one draw for the whole batch."""
-    height, width = images.shape[-2:]
-    down, right = torch.randint(2 * CROP_MARGIN + 1, (2,), generator=random, device=random.device).tolist()
-    flips = torch.randint(2, (2,), generator=random, device=random.device).tolist()
-    padded = F.pad(images, (CROP_MARGIN,) * 4)
-    return padded[..., down : down + height, right : right + width].flip([axis - 2 for axis in range(2) if flips[axis]])
+    """Images (B, C, H, W) shifted by a few pixels onto black and perhaps flipped: one draw for the whole batch.
+
+    Rows and columns are picked by their places, which the device works out: the host need not know what was drawn.
+    """
+    shifts = torch.randint(2 * CROP_MARGIN + 1, (2,), generator=random, device=random.device)
+    flips = torch.randint(2, (2,), generator=random, device=random.device).bool()
+    shown = F.pad(images, (CROP_MARGIN,) * 4)
+    for axis, shift, flip in zip((-2, -1), shifts, flips):
+        places = torch.arange(images.shape[axis], device=images.device)
+        shown = shown.index_select(axis, shift + torch.where(flip, places.flip(0), places))
+    return shown
 
 
 @contextmanager

@@ -78,16 +78,31 @@ def check_finished(cell: Cell, config: Config) -> None:
         )
 
 
+class Limit:
+    """The time that may pass; without seconds, any."""
+
+    def __init__(self, seconds: float | None):
+        self.set = seconds is not None
+        self.end = time.monotonic() + (seconds or 0.0)
+        self.round_seconds = 0.0
+        """How long the latest round took: what another one will need at least."""
+
+    def allows_a_round(self) -> bool:
+        """Whether another round would be complete in time."""
+        return not self.set or time.monotonic() + self.round_seconds <= self.end
+
+
 class Turns:
     """One run among those that take turns."""
 
-    def __init__(self, cell: Cell, run: Run):
+    def __init__(self, cell: Cell, run: Run, limit: Limit):
         self.cell = cell
         self.run = run
-        self.saved = max(run.checkpoints.rounds(), default=-1)
-        self.interval = 0.0
-        self._saved_at = time.monotonic()
-        self._changed = 0
+        self.limit = limit
+        self.stopped_after: int | None = None
+        """The round that is on disk and the last one for now, when time is up."""
+        self._round_began = time.monotonic()
+        run.save_anyway = self._round_ended
         self._steps = run.steps(resume=True)
         self._random = torch.get_rng_state()
 
@@ -101,37 +116,17 @@ class Turns:
         self._random = torch.get_rng_state()
         return True
 
-    def saved_another_round(self) -> bool:
-        """Whether the run has put a round on disk since it was last asked; measures the time that took."""
-        folder = self.run.checkpoints.folder
-        changed = folder.stat().st_mtime_ns if folder.exists() else 0
-        if changed == self._changed:
-            return False
-        self._changed, before = changed, self.saved
-        self.saved = max(self.run.checkpoints.rounds(), default=-1)
-        if self.saved == before:
-            return False
+    def _round_ended(self, number: int) -> bool:
+        """Note how long a round takes; True where there is no time for another, so that this one is saved."""
         now = time.monotonic()
-        self.interval, self._saved_at = now - self._saved_at, now
-        return True
+        self.limit.round_seconds, self._round_began = now - self._round_began, now
+        if 0 < number < self.run.config.train.rounds and not self.limit.allows_a_round():
+            self.stopped_after = number
+        return self.stopped_after is not None
 
     def close(self) -> None:
         """Stop where it is; what is on disk can be resumed."""
         self._steps.close()
-
-
-class Limit:
-    """The time that may pass; without seconds, any."""
-
-    def __init__(self, seconds: float | None):
-        self.set = seconds is not None
-        self.end = time.monotonic() + (seconds or 0.0)
-        self.round_seconds = 0.0
-        """How long the latest saved round took: what another one will need at least."""
-
-    def allows_a_round(self) -> bool:
-        """Whether another round would be complete in time."""
-        return not self.set or time.monotonic() + self.round_seconds <= self.end
 
 
 def run_grid(
@@ -143,8 +138,9 @@ def run_grid(
 ) -> Outcome:
     """Run the unfinished among the cells, `together` at a time; gives what came of them.
 
-    With a limit, a run stops after a saved round when its next one would not be complete in time, and nothing is begun
-    that could not complete one. `keep`: checkpoints of finished runs stay on disk.
+    With a limit, a run saves a round and stops when its next one would not be complete in time, and nothing is begun
+    that could not complete one; a run whose last round is done comes to its end. `keep`:
+    checkpoints of finished runs stay on disk.
     """
     outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
     for cell, config in cells:
@@ -193,7 +189,7 @@ class _Running:
         try:
             run = prepare_run(config, cell.folder, [self.display.started(cell, config)])
             _note_sharing(cell, self.together)
-            self.active.append(Turns(cell, run))
+            self.active.append(Turns(cell, run, self.limit))
         except Exception as problem:
             self._fail(cell, problem)
 
@@ -207,10 +203,8 @@ class _Running:
             return
         if not going:
             self._finish(turns)
-        elif self.limit.set and turns.saved_another_round():
-            self.limit.round_seconds = turns.interval
-            if not self.limit.allows_a_round():
-                self._stop(turns)
+        elif turns.stopped_after is not None:
+            self._stop(turns)
 
     def _finish(self, turns: Turns) -> None:
         self.active.remove(turns)
@@ -224,7 +218,7 @@ class _Running:
         self.active.remove(turns)
         turns.close()
         self.outcome.stopped.append(turns.cell.label)
-        self.display.ended(turns.cell, f"stopped after round {turns.saved}")
+        self.display.ended(turns.cell, f"stopped after round {turns.stopped_after}")
 
     def _fail(self, cell: Cell, problem: Exception) -> None:
         """One run's failure is no reason to leave the others undone."""

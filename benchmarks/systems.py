@@ -1,0 +1,160 @@
+"""Seconds per round of each of the four systems at its paper's setting, and the server's share, on images of noise.
+
+    python benchmarks/systems.py [--only prr] [--device cuda] [--out results/benchmarks]
+
+Sites, images, pixels, batches, epochs and nets are the papers' (FedBM's at 64 pixels); the first round, which captures,
+is not counted. FedBM trains its generator in every fifth round: a fifth of that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from equipoise.engine.base import Engine
+from equipoise.engine.contract import Server, Setting
+from equipoise.engine.local import LocalEngine
+from equipoise.engine.protocol import Conversation
+from equipoise.methods import get_method
+from equipoise.runs import make_config
+from gpu import finish, noise_federation, synchronise
+
+
+@dataclass(frozen=True)
+class System:
+    """A preset, the training images of its sites, stored pixels and classes.
+
+    `rounds`: numbers of a first round, of a usual one, and of one in which the server does something that it does only
+    every `every` rounds.
+    """
+
+    preset: str
+    sizes: tuple[int, ...]
+    pixels: int
+    classes: int
+    valid: int = 0
+    share: float = 1.0
+    rounds: tuple[int, int, int] = (1, 2, 3)
+    every: int = 1
+    names: tuple[str, ...] = ()
+    """Of the classes, where a method reads them."""
+
+
+SYSTEMS = {
+    "prr": System("prr-dermoscopy", (2091, 2708, 1144, 1400), 128, 3, valid=250),
+    "fednpr": System("fednpr-isic", (9930, 3163, 2691, 1807, 655, 351), 224, 8),
+    "fediic": System("fediic-isic", (1773,) * 10, 256, 8),
+    "fedbm": System(
+        "fedbm-pbc-0.05",
+        (997,) * 12,
+        64,
+        8,
+        share=0.5,
+        rounds=(5, 6, 10),
+        every=5,
+        names=("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet"),
+    ),
+}
+
+
+@dataclass
+class Times:
+    """Seconds of a round, and those of them that the server took."""
+
+    whole: float
+    server: float
+
+
+def time_round(engine: Engine, server: Server, number: int, sites: Sequence[str]) -> Times:
+    """Drive one round, the device idle whenever a clock is read."""
+    synchronise()
+    began, server_seconds = time.perf_counter(), 0.0
+    engine.begin(number, 0)
+    conversation: Conversation = server.round(number, sites)
+    replies = None
+    while True:
+        server_began = time.perf_counter()
+        try:
+            ask = conversation.send(replies)
+        except StopIteration:
+            break
+        finally:
+            synchronise()
+            server_seconds += time.perf_counter() - server_began
+        replies = finish(engine.ask(ask))
+        synchronise()
+    engine.commit()
+    return Times(time.perf_counter() - began, server_seconds)
+
+
+def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
+    """One system: seconds per round and the server's share of them."""
+    system = SYSTEMS[name]
+    pixels = 32 if tiny else system.pixels
+    sizes = [size // 100 + 2 for size in system.sizes] if tiny else system.sizes
+    federation = noise_federation(sizes, pixels, system.classes, [system.valid] * len(sizes) if system.valid else ())
+    federation = replace(federation, classes=system.names or federation.classes)
+    cuda = ("compute.precision='bf16'", "compute.channels_last=true", f"compute.slots={len(sizes)}")
+    settings = [
+        "net.weights='none'",
+        "evaluation.trained=false",
+        "evaluation.trained_test=false",
+        *(cuda if device == "cuda" else ()),
+        *(("augment.size=32", "train.epochs=1", "net.name='small-cnn'") if tiny else ()),
+    ]
+    config = make_config(system.preset, settings)
+    method = get_method(config.method)
+    setting = Setting.of(config, method, federation, device)
+    sites = [site.name for site in federation.sites]
+    chosen = sites[: round(system.share * len(sites))]
+    with tempfile.TemporaryDirectory() as folder, LocalEngine(method, setting, federation, Path(folder)) as engine:
+        server = method.server(setting)
+        engine.begin(0, 0)
+        start, replies = server.start(sites), None
+        while (ask := next_ask(start, replies)) is not None:
+            replies = finish(engine.ask(ask))
+        engine.commit()
+        first, usual, rare = (time_round(engine, server, number, chosen) for number in system.rounds)
+    extra = (rare.server - usual.server) / system.every if system.every > 1 else 0.0
+    whole, at_server = usual.whole + extra, usual.server + extra
+    return {
+        "name": name,
+        "first_round_s": first.whole,
+        "round_s": whole,
+        "server_s": at_server,
+        "server_share": at_server / whole,
+    }
+
+
+def next_ask(conversation: Conversation, replies: object) -> object:
+    """The server's next ask, or None at its end."""
+    try:
+        return conversation.send(replies)
+    except StopIteration:
+        return None
+
+
+def main() -> None:
+    """Measure and write `systems.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a hundredth of the images: tries the script itself")
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
+    arguments = parser.parse_args()
+    rows = []
+    for name in SYSTEMS:
+        if arguments.only in name:
+            rows.append(measure(name, arguments.device, arguments.tiny))
+            print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "systems.json").write_text(json.dumps({"systems": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
