@@ -102,6 +102,13 @@ def test_the_mean_is_the_convex_combination_whatever_the_order_and_scale(weights
     assert_close(weighted_mean(tensors.flip(0), [7 * weight for weight in weights[::-1]]), expected, 1e-9)
 
 
+def test_half_precision_is_summed_in_single_precision():
+    tensors = normal(2000, 3, dtype=torch.float32).half() + 1
+    mean, (named,) = weighted_mean(tensors, [1] * 2000), weighted_mean_by_name([{"w": t} for t in tensors], [1] * 2000).values()
+    assert mean.dtype == torch.float16 and torch.equal(mean, named)
+    assert_close(mean.double(), tensors.double().mean(0), 1e-3)
+
+
 @pytest.mark.parametrize("weights", [[0, 0], [1, -1], [2, -1], [1, float("nan")], [1, float("inf")]])
 def test_weights_that_make_no_mean_are_refused(weights):
     with pytest.raises(UserError, match="weights of sites"):
@@ -150,6 +157,16 @@ def test_fourier_average_has_the_golden_values(golden, name, kind, phase, output
     assert_close(fourier_average(case["weights"], float(case["L"]), kind, phase), case[output])
 
 
+def test_wrapped_angles_lead_far_from_the_mean_of_models_that_nearly_agree(golden):
+    case = golden("prr/pfa_near_identical_L095")
+    assert_close(weighted_mean(case["weights"], [1.0] * len(case["weights"])), case["fedavg_mean"])
+    gaps = {
+        phase: (fourier_average(case["weights"], float(case["L"]), phase=phase) - case["fedavg_mean"]).norm()
+        for phase in ("angle", "complex")
+    }
+    assert gaps["angle"] > 0.2 * case["fedavg_mean"].norm() > 5 * gaps["complex"]
+
+
 def test_a_full_band_of_complex_numbers_is_the_mean():
     for kind, shape in {"conv": (6, 4, 2, 3), "linear": (6, 8), "classifier": (3, 16)}.items():
         tensors = normal(5, *shape)
@@ -159,8 +176,17 @@ def test_a_full_band_of_complex_numbers_is_the_mean():
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("parts", ["both", "amplitude", "phase"])
 def test_an_empty_band_shares_nothing(kind, parts):
-    tensors = normal(3, *SHAPES[kind], dtype=torch.float32)
-    assert_close(fourier_average(tensors, 0.0, kind, parts=parts), tensors, 1e-7)
+    # Numbers of all sizes, the smallest of which would drown in the rounding of a transform and its inverse.
+    tensors = normal(3, *SHAPES[kind], dtype=torch.float32) * torch.logspace(-12, 3, SHAPES[kind][-1])
+    for band in (0.0, 1.9 / max(SHAPES[kind]) / 4):
+        shared = fourier_average(tensors, band, kind, parts=parts)
+        assert torch.equal(shared, tensors) and shared.data_ptr() != tensors.data_ptr()
+
+
+@pytest.mark.parametrize("band", [-0.1, 1.1, float("nan")])
+def test_a_band_that_is_no_share_is_refused(band):
+    with pytest.raises(UserError, match="band=.* between 0 and 1"):
+        fourier_average(normal(2, 4, 6), band, "linear")
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -214,3 +240,12 @@ def test_rounding_does_not_turn_an_angle_of_pi_into_minus_pi():
 def test_unknown_variants_are_refused(choice):
     with pytest.raises(UserError, match=f"{next(iter(choice))}=.*choose one of"):
         fourier_average(normal(2, 3, 4), 0.7, **choice)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("phase", ["angle", "complex"])
+def test_layers_of_one_shape_merge_together_as_each_alone(kind, phase):
+    layers = normal(3, 4, *SHAPES[kind])
+    together = fourier_average(layers, 0.8, kind, phase)
+    alone = torch.stack([fourier_average(layers[:, place], 0.8, kind, phase) for place in range(4)], dim=1)
+    assert_close(together, alone, 1e-12)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise._checks import check_choice
 from equipoise.errors import UserError
+from equipoise.losses import widened
 
 
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
@@ -17,8 +18,8 @@ def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence
 
     `tensors` is (K, ...) or anything that yields K tensors: they are folded in order, one multiply-add each,
     so that lazy replies never lie in memory together and give the same bits. Sites of weight 0 are skipped,
-    so one site, or one-hot weights, give that site's tensor bit for bit. Integers are averaged in float64 and
-    rounded.
+    so one site, or one-hot weights, give that site's tensor bit for bit. Half precision is summed in float32;
+    integers are averaged in float64 and rounded.
     """
     sites = zip(tensors, _shares(weights), strict=True)
     used = ((tensor, share) for tensor, share in sites if share > 0)
@@ -62,13 +63,13 @@ def _shares(weights: Tensor | Sequence[float]) -> list[float]:
 
 
 def _averageable(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its numbers in float64 where it holds integers."""
-    return tensor if tensor.is_floating_point() else tensor.double()
+    """The tensor itself, or its numbers in float32 where they have half precision, in float64 where integers."""
+    return widened(tensor) if tensor.is_floating_point() else tensor.double()
 
 
 def _as_before(mean: Tensor, dtype: torch.dtype) -> Tensor:
     """A mean in the type of what was averaged: integers are rounded."""
-    return mean if dtype.is_floating_point else mean.round_().to(dtype)
+    return (mean if dtype.is_floating_point else mean.round_()).to(dtype)
 
 
 def inverse_distance_weights(models: Tensor | Iterable[Tensor], reference: Tensor, order: float = 1.0) -> Tensor:
@@ -95,18 +96,23 @@ def fourier_average(
 
     Tensors (K, ...) of K sites; the result has the same shape, one tensor per site. `kind` says how a weight
     becomes a signal: "conv" (out, in, h, w) as an image of (in * h, w * out), "linear" (out, in) as it is,
-    "classifier" (out, in) row by row. The band of an axis of n frequencies, 0 in the middle, is the half-open
-    [n//2 - b, n//2 + b), b = floor(n * band / 2), as released: band 1 spares the last frequency of an odd
-    axis.
+    "classifier" (out, in) row by row. Layers of one shape may go together, (K, L, ...). The band of an axis of
+    n frequencies, 0 in the middle, is the half-open [n//2 - b, n//2 + b), b = floor(n * band / 2), as released:
+    band 1 spares the last frequency of an odd axis.
 
     In the band, "angle" averages amplitudes and wrapped phase angles (as released); "complex" averages the
     complex numbers, which has no trouble with angles near pi. `parts` "amplitude" or "phase" shares one and
-    keeps the other. An empty band shares nothing; a full band (even axes) with "complex" is the plain mean.
+    keeps the other. An empty band shares nothing, bit for bit; a full band (even axes) with "complex" is the plain
+    mean.
     """
     check_choice("phase", phase, ("angle", "complex"))
     check_choice("parts", parts, ("both", "amplitude", "phase"))
+    if not 0 <= band <= 1:
+        raise UserError(f"band={band}: the share of frequencies that sites share lies between 0 and 1")
     signals = _as_signals(tensors.double(), kind)
     axes = (-1,) if kind == "classifier" else (-2, -1)
+    if not all(_half_width(signals.shape[axis], band) for axis in axes):
+        return tensors.clone()
     spectra = _real_where_real(torch.fft.fftn(signals, dim=axes), axes)
     amplitudes, angles = spectra.abs(), spectra.angle()
     if phase == "angle":
@@ -123,15 +129,20 @@ def _as_signals(tensors: Tensor, kind: str) -> Tensor:
     check_choice("kind", kind, ("conv", "linear", "classifier"))
     if kind != "conv":
         return tensors
-    return tensors.permute(0, 2, 3, 4, 1).flatten(3).flatten(1, 2)
+    return tensors.movedim(-4, -1).flatten(-2).flatten(-3, -2)
 
 
 def _as_weights(signals: Tensor, tensors: Tensor, kind: str) -> Tensor:
     """The inverse of `_as_signals`, for weights shaped like `tensors`."""
     if kind != "conv":
         return signals
-    sites, outputs, inputs, height, width = tensors.shape
-    return signals.reshape(sites, inputs, height, width, outputs).permute(0, 4, 1, 2, 3)
+    *layers, outputs, inputs, height, width = tensors.shape
+    return signals.reshape(*layers, inputs, height, width, outputs).movedim(-1, -4)
+
+
+def _half_width(size: int, band: float) -> int:
+    """How many of an axis's frequencies lie in the band on either side of its middle."""
+    return math.floor(size * band / 2)
 
 
 def _band_mask(signals: Tensor, band: float, axes: tuple[int, ...]) -> Tensor:
@@ -139,7 +150,7 @@ def _band_mask(signals: Tensor, band: float, axes: tuple[int, ...]) -> Tensor:
     mask = signals.new_ones((), dtype=torch.bool)
     for axis in axes:
         size = signals.shape[axis]
-        centre, half = size // 2, math.floor(size * band / 2)
+        centre, half = size // 2, _half_width(size, band)
         inside = signals.new_zeros(size, dtype=torch.bool)
         inside[centre - half : centre + half] = True
         mask = mask & torch.fft.ifftshift(inside).reshape([size if other == axis else 1 for other in axes])
