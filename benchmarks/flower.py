@@ -32,7 +32,7 @@ from equipoise.deploy import post
 from equipoise.deploy.pilot import lay_out, running_sites
 from equipoise.deploy.server import conduct, running_superlink
 from equipoise.deploy.settings import ServerFile
-from equipoise.engine import flower, journal
+from equipoise.engine import hospitals, journal
 from equipoise.runs import execute, make_config
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "flower.json"
@@ -92,12 +92,12 @@ class Clock:
 def timing(clock: Clock) -> Iterator[None]:
     """Time the parts of a round at the server."""
     places = [
-        (flower, "prepare", "encode"),
+        (hospitals, "prepare", "encode"),
         (post, "to_records", "encode"),
         (HttpGrid, "push_messages", "push"),
         (HttpGrid, "pull_messages", "pull"),
         (post, "from_records", "decode"),
-        (flower, "open_parcel", "decode"),
+        (hospitals, "open_parcel", "decode"),
         (journal.Journal, "write", "journal"),
         (post.GridPost, "_deliver", "wait"),
         (post.GridPost, "_present", "wait"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flwr.proto.control_pb2 import ListNodesRequest
+
 from equipoise.config import Config
-from equipoise.deploy.flower_api import Link
+from equipoise.deploy.flower_api import Link, public_key_bytes
 from equipoise.deploy.pilot import lay_out, start_site
 from equipoise.deploy.policy import policy_for
 from equipoise.deploy.processes import Child
@@ -21,8 +22,6 @@ from equipoise.deploy.settings import ServerFile
 from equipoise.engine.loop import Observer
 from equipoise.methods import get_method
 from harness import TINY, tiny_config
-
-IMPATIENT = str(Path(__file__).parent / "impatient")
 
 
 @dataclass
@@ -53,9 +52,15 @@ class Consortium:
         assert self.link is not None
         return conduct(config, self.settings, folder, self.link, observers=observers)
 
-    def said(self, site: str) -> str:
-        """What a site's process wrote."""
-        return self.files[site].with_name("site.log").read_text()
+    def online(self, site: str) -> bool:
+        """Whether the SuperLink has the site's node among those that are connected."""
+        assert self.link is not None
+        key, client = public_key_bytes(self.settings.sites[site]), self.link.control()
+        try:
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        finally:
+            client.close()
+        return any(node.public_key == key and node.status == "online" for node in nodes)
 
 
 def lay_out_consortium(folder: Path, *methods: str, **flower: float) -> Consortium:
@@ -74,20 +79,6 @@ def lay_out_consortium(folder: Path, *methods: str, **flower: float) -> Consorti
 
 
 @contextmanager
-def impatient() -> Iterator[None]:
-    """Processes started in the block look for messages often."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [IMPATIENT, before]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-@contextmanager
 def running_sites(consortium: Consortium) -> Iterator[None]:
     """The consortium's sites as processes."""
     try:
@@ -101,15 +92,22 @@ def running_sites(consortium: Consortium) -> Iterator[None]:
 @contextmanager
 def running(consortium: Consortium) -> Iterator[Consortium]:
     """The consortium's SuperLink and sites as processes."""
-    with impatient(), running_superlink(consortium.settings, insecure=False) as link:
+    with running_superlink(consortium.settings, insecure=False) as link:
         consortium.link = link
         with running_sites(consortium):
             yield consortium
 
 
-def start_server(consortium: Consortium, folder: Path, method: str, *settings: str, resume: bool = False) -> Child:
-    """`equipoise server` as a process of its own."""
-    command = [sys.executable, "-m", "equipoise", "server", str(consortium.server), "--method", method]
+def start_server(
+    consortium: Consortium,
+    folder: Path,
+    method: str,
+    *settings: str,
+    resume: bool = False,
+    program: Sequence[str] = ("-m", "equipoise", "server"),
+) -> Child:
+    """`equipoise server`, or another program that takes its arguments, as a process of its own."""
+    command = [sys.executable, *program, str(consortium.server), "--method", method]
     command += ["--out", str(folder)] + (["--resume"] if resume else [])
     for setting in (*TINY, *settings):
         command += ["--set", setting]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from equipoise.config import Config
 from equipoise.data import Federation
-from equipoise.deploy.descriptions import agreed_federation, describe, hosts
+from equipoise.deploy.descriptions import agreed_federation, describe, digests, hosts, training_images
 from equipoise.deploy.office import Office
 from equipoise.deploy.policy import policy_for
 from equipoise.deploy.records import from_records, to_records
-from equipoise.engine.flower import FlowerEngine, FlowerOptions, Roster
+from equipoise.engine.flower import FlowerEngine
+from equipoise.engine.hospitals import FlowerOptions, Roster
 from equipoise.engine.loop import Run
 from equipoise.engine.parcels import Parcel
 from equipoise.engine.protocol import SiteFailure
@@ -58,7 +59,7 @@ class Hospitals:
     def run(self, options: FlowerOptions | None = None, resume: bool = False) -> Path:
         """Run the config to the end; gives the run folder."""
         told = [describe(site, self.federation) for site in self.post.offices]
-        roster = Roster("test", tuple(self.post.offices), hosts(told))
+        roster = Roster("test", tuple(self.post.offices), hosts(told), training_images(told), digests(told))
 
         def engine(method, setting, _, folder):
             return FlowerEngine(method, setting, folder, self.post, roster, options or FlowerOptions())

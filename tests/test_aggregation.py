@@ -104,7 +104,10 @@ def test_the_mean_is_the_convex_combination_whatever_the_order_and_scale(weights
 
 def test_half_precision_is_summed_in_single_precision():
     tensors = normal(2000, 3, dtype=torch.float32).half() + 1
-    mean, (named,) = weighted_mean(tensors, [1] * 2000), weighted_mean_by_name([{"w": t} for t in tensors], [1] * 2000).values()
+    mean, (named,) = (
+        weighted_mean(tensors, [1] * 2000),
+        weighted_mean_by_name([{"w": t} for t in tensors], [1] * 2000).values(),
+    )
     assert mean.dtype == torch.float16 and torch.equal(mean, named)
     assert_close(mean.double(), tensors.double().mean(0), 1e-3)
 
@@ -185,7 +188,7 @@ def test_an_empty_band_shares_nothing(kind, parts):
 
 @pytest.mark.parametrize("band", [-0.1, 1.1, float("nan")])
 def test_a_band_that_is_no_share_is_refused(band):
-    with pytest.raises(UserError, match="band=.* between 0 and 1"):
+    with pytest.raises(UserError, match=r"band=.* between 0 and 1"):
         fourier_average(normal(2, 4, 6), band, "linear")
 
 

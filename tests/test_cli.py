@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from equipoise import cli
+from equipoise.methods import get_method, method_names
 from harness import TINY, all_state, assert_same_bits, events
 
 QUICK = [f"--set={setting}" for setting in TINY]
@@ -72,6 +74,18 @@ def test_predict_gives_probabilities_of_the_global_and_a_personal_model(equipois
     assert code == 2 and "--site" in err
     code, _, err = equipoise("predict", "fedavg", "images/a/missing.png")
     assert code == 2 and "missing.png" in err
+
+
+def test_methods_lists_each_with_paper_year_change_what_it_sends_and_costs(equipoise):
+    code, out, _ = equipoise("methods")
+    assert code == 0
+    row = r"fedrep Collins et al\. 2021 personalisation \(head\), .* model, examples"
+    assert re.search(row + 3 * r" x\d+\.\d", out), "on one line, as wide as it takes"
+    assert all(
+        f" {name} {get_method(name).paper.split(',')[0]} " in out
+        for name in method_names()
+        if "no paper" not in get_method(name).paper
+    )
 
 
 def test_methods_show_prints_the_disclosure_sheet(equipoise):

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import stat
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from PIL import Image
 from typer.testing import CliRunner
 
 from equipoise.cli import app
+from equipoise.deploy import brisk, flower_api, post
 from equipoise.deploy.flower_api import Link, public_key_bytes
-from equipoise.deploy.pilot import lay_out, make_certificates
-from equipoise.deploy.policy import policy_for
-from equipoise.deploy.server import conduct, running_superlink
+from equipoise.deploy.node import _BriefSleeps
+from equipoise.deploy.pilot import check_running, files_of, lay_out, make_certificates
+from equipoise.deploy.policy import OPTIONAL, policy_for
+from equipoise.deploy.post import GridPost
+from equipoise.deploy.processes import Child, free_port, interrupted_by_end_of
+from equipoise.deploy.server import check_server, conduct, running_superlink
 from equipoise.deploy.settings import ServerFile, SiteFile, check_security, on_loopback
 from equipoise.deploy.site import check_connection, check_site
+from equipoise.engine.parcels import prepare, seal
+from equipoise.engine.protocol import SiteFailure
 from equipoise.errors import UserError
 from equipoise.methods import get_method, method_names
 from harness import tiny_config
@@ -47,6 +58,57 @@ def test_a_second_consortium_does_not_overwrite_the_first(tmp_path):
     make_certificates(tmp_path, "0.0.0.0:8443", ["localhost"], ["a"])
     with pytest.raises(UserError, match="already"):
         make_certificates(tmp_path, "0.0.0.0:8443", ["localhost"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sites", "told"),
+    [
+        (["https://server.example.org:8443"], ["a"], "no host name"),
+        (["server"], ["a", "b", "a"], "two sites are called 'a'"),
+        (["server"], [" "], "needs a name"),
+    ],
+)
+def test_wrong_names_are_refused_before_a_file_is_written(tmp_path, hosts, sites, told):
+    with pytest.raises(UserError, match=told):
+        make_certificates(tmp_path / "consortium", "0.0.0.0:8443", hosts, sites)
+    assert not (tmp_path / "consortium").exists()
+
+
+@pytest.fixture
+def server_file(tmp_path) -> Path:
+    """The file of a server with two sites, at a free port."""
+    return make_certificates(tmp_path / "consortium", f"127.0.0.1:{free_port()}", ["localhost"], ["a", "b"])[0]
+
+
+def test_a_servers_files_are_sound(server_file):
+    check_server(ServerFile.read(server_file), insecure=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("server.key", "other", "do not make a TLS server"),
+        ("server.crt", "garbage", "do not make a TLS server"),
+        ("ca.crt", "garbage", "no certificate in PEM format"),
+        ("coordinator.key", "garbage", "no private key in OpenSSH's format"),
+        ("nodes/b.pub", "garbage", "b.pub is no public key in OpenSSH's format"),
+        ("nodes/b.pub", "nodes/a.pub", "'a' and 'b' have the same public key"),
+    ],
+)
+def test_a_damaged_or_foreign_key_of_the_server_is_told_in_words(server_file, tmp_path, file, content, told):
+    other = make_certificates(tmp_path / "other", "0.0.0.0:8443", ["localhost"], ["a"])[0].parent
+    where = {"other": other / file, "nodes/a.pub": server_file.parent / content}.get(content)
+    (server_file.parent / file).write_bytes(where.read_bytes() if where else content.encode())
+    with pytest.raises(UserError, match=told):
+        check_server(ServerFile.read(server_file), insecure=False)
+
+
+def test_a_port_in_use_is_told_before_anything_starts(server_file):
+    settings = ServerFile.read(server_file)
+    host, port = settings.address.split(":")
+    with socket.create_server((host, int(port))), pytest.raises(UserError, match=r"cannot listen at .* in use"):
+        running_superlink(settings, insecure=False).__enter__()
+    assert not settings.state.exists()
 
 
 @pytest.fixture
@@ -79,9 +141,27 @@ def test_a_mistake_in_a_sites_file_is_told_in_words(site_file, old, new, told):
         check_site(SiteFile.read(site_file), insecure=False)
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [("node.key", "no private key"), ("coordinator.pub", "no public key"), ("ca.crt", "no certificate in PEM")],
+)
+def test_a_damaged_key_of_a_site_is_told_in_words(site_file, file, told):
+    (site_file.parent / file).write_text("garbage")
+    with pytest.raises(UserError, match=told):
+        check_site(SiteFile.read(site_file), insecure=False)
+
+
 def test_a_server_that_is_not_there_is_told_in_words(site_file):
     with pytest.raises(UserError, match=r"cannot reach the SuperLink at https://127.0.0.1:.*firewall"):
         check_connection(SiteFile.read(site_file), insecure=False)
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_its_line(site_file):
+    site_file.write_bytes("# Hôpital\n".encode("latin-1") + site_file.read_bytes())
+    with pytest.raises(UserError, match=rf"{site_file.name}, line 1: the text is not UTF-8"):
+        SiteFile.read(site_file)
+    with pytest.raises(UserError, match="cannot read"):
+        SiteFile.read(site_file.parent)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8443", "hospital.example.org:8443", "0.0.0.0:8443"])
@@ -113,6 +193,7 @@ def test_a_methods_own_policy_names_everything_on_its_disclosure_sheet(method):
     client = get_method(method).client
     policy = policy_for(client)
     assert {"describe", "evaluate"} <= policy.keys()
+    assert policy["progress"] == sorted(OPTIONAL["progress"])
     for action, entries in client.discloses.items():
         assert sorted(entries) == policy.get(action, [])
 
@@ -133,3 +214,165 @@ def test_a_server_does_not_start_without_the_keys_of_its_sites(tmp_path):
 def test_the_command_line_says_which_file_is_missing(tmp_path):
     result = CliRunner().invoke(app, ["server", str(tmp_path / "none.toml")])
     assert isinstance(result.exception, UserError) and "none.toml: no such file" in str(result.exception)
+
+
+def test_a_run_with_hospitals_is_not_called_after_the_phantom(server_file, tmp_path, monkeypatch):
+    from equipoise.deploy import cli, server
+
+    seen = []
+    monkeypatch.setattr(cli, "_conduct", lambda config, *_: seen.append(config))
+    monkeypatch.setattr(cli, "_report", lambda folder: None)
+    monkeypatch.setattr(server, "start_superlink", lambda *_: Child([sys.executable, "-c", WAITS], tmp_path / "log"))
+    monkeypatch.setattr(server, "wait_until_healthy", lambda *_: None)
+    monkeypatch.setattr(server, "register_nodes", lambda *_: None)
+    for more in ([], ["--set", "data.name='ham10000'"]):
+        CliRunner().invoke(app, ["server", str(server_file), "--out", str(tmp_path / "run"), *more])
+    assert [config.data.name for config in seen] == ["hospitals", "ham10000"]
+
+
+def test_a_pilots_files_are_found_again(tmp_path):
+    laid_out = lay_out(tmp_path / "pilot", tiny_config("fedavg"))
+    assert files_of(tmp_path / "pilot") == laid_out
+
+
+@pytest.mark.parametrize("command", [["pilot"], ["server"]])
+def test_nothing_is_written_among_other_peoples_files(server_file, tmp_path, command):
+    (tmp_path / "theses").mkdir()
+    (tmp_path / "theses" / "mine.doc").touch()
+    more = [str(server_file)] if command == ["server"] else []
+    result = CliRunner().invoke(app, [*command, *more, "--out", str(tmp_path / "theses")])
+    assert isinstance(result.exception, UserError) and "holds no run" in str(result.exception)
+
+
+# ---- processes -----------------------------------------------------------------------------------------
+
+WAITS = "import time; time.sleep(60)"
+
+
+def test_a_block_ends_in_words_when_a_process_that_it_needs_ends(tmp_path):
+    ends = [sys.executable, "-c", "print('no memory', flush=True); raise SystemExit(3)"]
+    told = r"(?s)the SuperLink ended with status 3.*--resume.*no memory"
+    with (
+        Child(ends, tmp_path / "log") as child,
+        pytest.raises(UserError, match=told),
+        interrupted_by_end_of(child, "the SuperLink"),
+    ):
+        time.sleep(60)
+
+
+def test_an_interrupt_by_the_user_stays_one(tmp_path):
+    with Child([sys.executable, "-c", WAITS], tmp_path / "log") as child:
+        with pytest.raises(KeyboardInterrupt), interrupted_by_end_of(child, "the SuperLink"):
+            raise KeyboardInterrupt
+        assert child.running
+
+
+def test_a_site_that_ended_is_not_waited_for(tmp_path):
+    with Child([sys.executable, "-c", "raise SystemExit('no images')"], tmp_path / "log") as child:
+        child.process.wait()
+        with pytest.raises(UserError, match=r"(?s)a ended with status 1.*no images"):
+            check_running({"a": child})
+
+
+# ---- Flower's waits ------------------------------------------------------------------------------------
+
+
+def test_flower_looks_again_soon_and_gives_up_in_time(monkeypatch):
+    asked = []
+
+    def never(object_id):
+        asked.append(object_id)
+        raise ObjectUnavailableError(object_id)
+
+    before = time.monotonic()
+    with brisk.until(before + 0.3), pytest.raises(ObjectPullError):
+        brisk.pull_objects(["x"], never)
+    assert len(asked) >= 3 and time.monotonic() - before < 1.0
+    monkeypatch.setattr(brisk, "STALLED", 0.2)  # nobody sets a deadline, but nothing comes
+    with pytest.raises(ObjectPullError, match="nothing came"):
+        brisk.pull_objects(["x"], never)
+
+
+def test_pieces_that_keep_coming_are_waited_for(monkeypatch):
+    monkeypatch.setattr(brisk, "STALLED", 1.0)
+    began = time.monotonic()
+
+    def slowly(object_id):
+        if time.monotonic() - began < 0.25 * int(object_id):
+            raise ObjectUnavailableError(object_id)
+        return b"piece"
+
+    assert len(brisk.pull_objects([str(n) for n in range(6)], slowly)) == 6
+    assert time.monotonic() - began > brisk.STALLED
+
+
+def test_every_place_where_flower_waits_for_bytes_is_quickened():
+    for module in (flower_api.http_grid, flower_api.inflatable_utils):
+        assert module.pull_objects is brisk.pull_objects
+    with pytest.raises(ImportError, match=r"1\.41"):
+        brisk.quicken(SimpleNamespace(__name__="flwr.other"))
+
+
+def test_a_node_sleeps_no_longer_than_told():
+    before = time.monotonic()
+    _BriefSleeps(0.01).sleep(3)
+    assert time.monotonic() - before < 1.0
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Messages can be made although this process serves no run of Flower."""
+    monkeypatch.setattr(post, "Message", lambda *given, **named: given)
+
+
+class FakeGrid:
+    """A grid whose replies come when a test says so."""
+
+    def __init__(self, *pulls):
+        self.pulls, self.pushed = list(pulls), 0
+
+    def push_messages(self, messages):
+        self.pushed += 1
+        return [f"message {self.pushed}"]
+
+    def pull_messages(self, ids):
+        return self.pulls.pop(0)(ids) if self.pulls else []
+
+
+def reply_to(message_id):
+    """A reply that cannot be used, which is enough here."""
+    error = SimpleNamespace(reason=f"about {message_id}", code=1)
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=message_id), has_error=lambda: True, error=error
+    )
+
+
+def test_replies_are_told_apart_by_what_they_answer_and_strangers_are_ignored(messages):
+    grid = FakeGrid(lambda ids: [reply_to("message 2"), reply_to("message 9")], lambda ids: [reply_to("message 1")])
+    parcel = seal(prepare({}))
+    replies = GridPost(grid, {})._deliver([(1, parcel), (2, parcel)], 30.0)
+    assert [str(reply) for reply in replies] == ["about message 1", "about message 2"]
+
+
+def test_a_site_that_dawdles_until_the_end_does_not_cost_the_others_their_replies(messages):
+    def dawdle(ids):
+        time.sleep(0.3)  # the time is up when this returns
+        return []
+
+    grid = FakeGrid(dawdle, lambda ids: [reply_to("message 2")])
+    parcel = seal(prepare({}))
+    first, second = GridPost(grid, {})._deliver([(1, parcel), (2, parcel)], 0.2)
+    assert isinstance(first, SiteFailure) and "no answer" in str(first) and str(second) == "about message 2"
+
+
+def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_ever(monkeypatch):
+    pushed = []
+    monkeypatch.setattr(flower_api, "HeartbeatSender", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(flower_api, "make_task_heartbeat_fn_http", lambda client: None)
+    monkeypatch.setattr(Link, "runtime", lambda self, token=None: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(flower_api, "pull_task_input", lambda client: ("message", None, None, None))
+    monkeypatch.setattr(flower_api, "push_message", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
+    monkeypatch.setattr(flower_api, "push_task_output", lambda *given: pushed.append(given))
+    with pytest.raises(RuntimeError):
+        flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: message)
+    assert pushed == []

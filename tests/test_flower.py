@@ -10,11 +10,12 @@ import torch
 
 pytest.importorskip("flwr")
 
-from equipoise.deploy.descriptions import agreed_federation, describe
+from equipoise.deploy.descriptions import agreed_federation, describe, read_description
 from equipoise.deploy.office import Office
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import new_key_pair, signer, verifier
-from equipoise.engine.flower import FlowerOptions, _length
+from equipoise.engine.flower import _length
+from equipoise.engine.hospitals import FlowerOptions
 from equipoise.engine.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
 from equipoise.engine.protocol import SiteFailure
 from equipoise.engine.states import read_state
@@ -55,6 +56,17 @@ def test_scores_are_those_of_the_local_engine_except_pooled_auc(tmp_path):
         if mine["scope"] == "pooled":
             assert theirs["metrics"].pop("balanced_auc") is None and mine["metrics"].pop("balanced_auc") is not None
         assert mine == theirs
+
+
+@pytest.mark.parametrize("select", ["federation", "site"])
+def test_scores_after_training_and_of_sites_own_rounds_are_those_of_the_local_engine(tmp_path, select):
+    judged = ("evaluation.metric='balanced_auc'", "train.rounds=4", f"evaluation.select='{select}'")
+    settings = (*judged, "evaluation.trained_test=true", "data.phantom.images=120")
+    local = run_tiny(tmp_path / "local", "fedrep", *settings)
+    apart = Hospitals(tmp_path, "fedrep", *settings).run()
+    assert events(local, "selection") == events(apart, "selection")
+    sites = [[e for e in events(f, "final") if e["scope"] != "pooled"] for f in (local, apart)]
+    assert {e["view"] for e in sites[0]} == {"personal", "trained"} and sites[0] == sites[1]
 
 
 def test_a_common_test_set_is_measured_where_it_lies(tmp_path):
@@ -178,6 +190,16 @@ def test_selected_models_are_written_at_the_site_and_predict(tmp_path):
 # ---- lost, slow and lying sites --------------------------------------------------------------------------
 
 
+FALSE_NOTES = {
+    "facts of words": {"facts": {"seconds": "soon"}},
+    "unknown facts": {"facts": {"<b>": 1.0}},
+    "facts in a list": {"facts": [1, 2]},
+    "unasked counts": {"measures": {"global.train": {}}},
+    "misshapen counts": {"measures": {"global.valid": {"confusion": ["int64", [[1]]]}}},
+    "verbose": {"error": "x" * 100_000},
+}
+
+
 class Liar(Postbox):
     """Site 2 sends something else than it should when it has trained."""
 
@@ -188,12 +210,26 @@ class Liar(Postbox):
         if site != "site 2" or parcel.header["action"] != "train":
             return reply
         header = reply.header
-        if self.lie in ("nan", "long"):
+        told = {name: header[name] for name in ("identity", "kept", "measures", "facts")}
+        if self.lie in ("nan", "long", "heavy", "wordy", "void"):
             payload, _ = open_parcel(reply)
             tensor = next(t for t in payload["model"].values() if t.is_floating_point())
-            tensor.view(-1)[0] = float("nan") if self.lie == "nan" else 1e6
-            told = {name: header[name] for name in ("identity", "kept", "measures", "facts")}
-            return seal(prepare(payload), **told)
+            spoil = {"nan": float("nan"), "long": 1e6}
+            tensor.view(-1)[0] = spoil.get(self.lie, tensor.view(-1)[0])
+            payload["examples"] = {"heavy": 10**9, "wordy": "many"}.get(self.lie, payload["examples"])
+            sealed = seal(prepare(payload), **told)
+            return (
+                Parcel(sealed.text.replace(f'"examples": {payload["examples"]}', '"examples": null'), sealed.tensors)
+                if self.lie == "void"
+                else sealed
+            )
+        if self.lie in FALSE_NOTES:
+            return Parcel(json.dumps({**header, **FALSE_NOTES[self.lie]}), reply.tensors)
+        if self.lie == "strange numbers":
+            text = json.dumps(header).replace('"dtype": "float32"', '"dtype": "nn"')
+            return Parcel(text, reply.tensors)
+        if self.lie == "deep":
+            return Parcel("[" * 100_000, reply.tensors)
         if self.lie == "replay":
             return Parcel(json.dumps({**header, "identity": "of another message"}), reply.tensors)
         if self.lie == "no header":
@@ -219,6 +255,17 @@ class Liar(Postbox):
         ("incomplete", "incomplete"),
         ("garbage", "damaged"),
         ("flipped", "not what the header says"),
+        ("heavy", "claims 1000000000 training images"),
+        ("wordy", "'examples' is text, expected number"),
+        ("void", "header is incomplete"),
+        ("facts of words", "'seconds' is no fact"),
+        ("unknown facts", "is no fact"),
+        ("facts in a list", "incomplete"),
+        ("unasked counts", "nobody asked for"),
+        ("misshapen counts", "the counts of 'global.valid' are confusion"),
+        ("verbose", "xxx"),
+        ("strange numbers", "header is incomplete"),
+        ("deep", "not JSON"),
     ],
 )
 def test_a_lie_is_refused_and_reported_and_the_round_goes_on(tmp_path, lie, told):
@@ -226,6 +273,7 @@ def test_a_lie_is_refused_and_reported_and_the_round_goes_on(tmp_path, lie, told
     folder = hospitals.run()
     for event in events(folder, "round"):
         assert list(event["missing"]) == ["site 2"] and told in event["missing"]["site 2"]
+        assert len(event["missing"]["site 2"]) < 1000
     assert all(torch.isfinite(t).all() for t in server_state(folder).values())
 
 
@@ -246,12 +294,146 @@ def test_a_site_that_cannot_measure_is_left_out_of_the_scores_with_a_warning(tmp
 # ---- what may leave --------------------------------------------------------------------------------------
 
 
+def test_a_final_measurement_and_models_that_a_site_does_not_deliver_are_told(tmp_path):
+    class Leaves(Postbox):
+        def carry(self, site, parcel):
+            header = parcel.header
+            self.gone = getattr(self, "gone", False) or header["action"] == "publish"
+            return SiteFailure("it is not connected") if self.gone and site == "site 3" else super().carry(site, parcel)
+
+    folder = Hospitals(tmp_path, post=Leaves).run()
+    told = "\n".join(event["text"] for event in events(folder, "warning"))
+    assert "site 3 did not write out the selected models: it is not connected" in told
+    assert "site 3 did not measure the models: it is not connected" in told
+
+
+def test_all_sites_are_waited_for_when_the_start_is_repeated(tmp_path):
+    class Late(Postbox):
+        waited = ()
+
+        def carry(self, site, parcel):
+            if site == "site 2" and not self.waited:
+                return SiteFailure("it is not connected")
+            return super().carry(site, parcel)
+
+        def gather(self, sites, enough, patience):
+            self.waited = (*self.waited, enough)
+            return []
+
+    hospitals = Hospitals(tmp_path, "scaffold", post=Late)
+    hospitals.run()
+    assert hospitals.post.waited == (3,)
+
+
+def test_a_damaged_stored_reply_is_computed_again(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedrep", post=CrashingPost)
+    hospitals.post.after = 2
+    with pytest.raises(Crash):
+        hospitals.run()
+    replies = list((tmp_path / "hospitals").glob("*/test/replies/*.safetensors"))
+    assert len(replies) == 3
+    for path in replies:
+        path.write_bytes(b"")
+    assert_like_local(tmp_path, hospitals, hospitals.run(resume=True), "fedrep")
+
+
+def test_a_damaged_journal_is_asked_for_again(tmp_path):
+    hospitals = Hospitals(tmp_path, "fediic", post=CrashingPost)
+    hospitals.post.before = 3
+    with pytest.raises(Crash):
+        hospitals.run()
+    journaled = list((tmp_path / "run" / "journal").glob("*.safetensors"))
+    assert len(journaled) == 3
+    journaled[0].write_bytes(b"")
+    assert_like_local(tmp_path, hospitals, hospitals.run(resume=True), "fediic")
+
+
+def test_a_site_whose_data_has_changed_since_the_run_began_refuses(tmp_path):
+    class Swaps(Postbox):
+        def carry(self, site, parcel):
+            if site == "site 1" and parcel.header["round"] == 2:
+                self.offices[site].description = {**self.offices[site].description, "fingerprint": "of other images"}
+            return super().carry(site, parcel)
+
+    folder = Hospitals(tmp_path, post=Swaps).run()
+    assert [list(event["missing"].values()) for event in events(folder, "round")] == [
+        [],
+        ["this site's data is not what it was when the run began"],
+    ]
+
+
+def test_the_next_host_measures_a_common_test_set_when_the_first_is_away(tmp_path):
+    drawn = ("data.partition='dirichlet_per_class'", "data.sites=2", "data.alpha=5.0", "evaluation.every=2")
+
+    class FirstIsAway(Postbox):
+        def carry(self, site, parcel):
+            header = parcel.header
+            away = header["action"] == "evaluate" and self.offices[site].site == next(iter(self.offices))
+            return SiteFailure("it is not connected") if away else super().carry(site, parcel)
+
+    folder = Hospitals(tmp_path, "fedavg", *drawn, post=FirstIsAway).run()
+    local = run_tiny(tmp_path / "local", "fedavg", *drawn)
+    common = [[e["confusion"] for e in events(f, "final") if e["site"] == "common"] for f in (folder, local)]
+    assert common[0] and common[0] == common[1]
+
+
+def test_sites_that_hold_the_same_test_set_must_agree_about_it(tmp_path):
+    federation = Hospitals(tmp_path).federation
+    told = [describe(site.name, federation) for site in federation.sites]
+    for number, description in enumerate(told):
+        description["cohorts"] = {"abroad": {"test": [number, 1, 1, 1]}}
+    with pytest.raises(UserError, match="site 2 holds other images of 'abroad'"):
+        agreed_federation("tiny", told)
+    for description in told:
+        description["cohorts"] = {"site 3": {"test": [1, 1, 1, 1]}}
+    with pytest.raises(UserError, match="'site 3', which is a site's name"):
+        agreed_federation("tiny", told)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"counts": {"train": [10**12, 0, 0, 0]}},
+        {"counts": {"train": [1, -1, 0, 0]}},
+        {"counts": {"train": [1, 2]}},
+        {"counts": {"elsewhere": [1, 2, 3, 4]}},
+        {"classes": ["one"]},
+        {"image_size": 10**9},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_an_absurd_description_is_refused(tmp_path, lie):
+    told = describe("site 1", Hospitals(tmp_path).federation)
+    assert read_description("site 1", json.loads(json.dumps(told))) == told
+    with pytest.raises(UserError, match="what site 1 says of its data is not valid"):
+        read_description("site 1", {**told, **lie})
+    with pytest.raises(UserError, match="site 1"):
+        read_description("site 1", None)
+
+
+def test_a_class_is_missing_only_if_no_site_has_it(tmp_path):
+    told = [describe(f"site {n}", Hospitals(tmp_path).federation) for n in (1, 2, 3)]
+    for description, train in zip(told, ([5, 0, 1, 0], [0, 5, 1, 0], [3, 3, 0, 0])):
+        description["counts"]["train"] = train
+    absent = told[0]["classes"][3]
+    assert agreed_federation("tiny", told).warnings == (f"no training image of class {absent} at any site",)
+
+
 def test_a_method_that_asks_for_more_than_the_policy_allows_is_refused_by_name(tmp_path):
     hospitals = Hospitals(tmp_path, "fediic")
     for office in hospitals.post.offices.values():
         office.policy = {"train": ["model", "examples"], "evaluate": ["counts"], "describe": ["counts"]}
     with pytest.raises(UserError, match=r"policy refuses the method 'fediic'.*survey"):
         hospitals.run()
+
+
+def test_how_training_goes_is_told_only_if_the_policy_allows(tmp_path):
+    hospitals = Hospitals(tmp_path)
+    silent = hospitals.post.offices["site 1"]
+    silent.policy = {action: entries for action, entries in silent.policy.items() if action != "progress"}
+    for event in events(hospitals.run(), "round"):
+        assert event["missing"] == {} and "loss" not in event["sites"]["site 1"] and "loss" in event["sites"]["site 2"]
 
 
 def test_scores_of_single_patients_never_travel(tmp_path):
@@ -347,6 +529,34 @@ def test_unchanged_tensors_are_not_sent_again(tmp_path):
     # Survey, training and evaluation each need the model; it travels down once a round.
     for _, received in traffic(folder)[1:]:
         assert model < received < 2 * model
+
+
+def test_a_site_that_also_measures_a_common_set_is_sent_the_model_once(tmp_path):
+    drawn = ("data.partition='dirichlet_per_class'", "data.sites=2", "data.alpha=5.0")
+    folder = Hospitals(tmp_path, "fedavg", *drawn).run()
+    model = sum(t.numel() * t.element_size() for t in server_state(folder).values())
+    first = events(folder, "round")[-1]["sites"]
+    for facts in first.values():  # down: the model for training, which the evaluation before it had brought already
+        assert facts["received"] < 1.5 * model
+
+
+def test_a_message_that_is_sent_whole_again_counts_twice(tmp_path):
+    class Restarts(Postbox):
+        def carry(self, site, parcel):
+            self.offices[site] = hospitals.office(site)
+            return super().carry(site, parcel)
+
+    hospitals = Hospitals(tmp_path, "fediic", "evaluation.every=2", post=Restarts)
+    folder = hospitals.run()
+    model = sum(t.numel() * t.element_size() for t in server_state(folder).values())
+    assert traffic(folder)[-1][1] > 2 * model  # a restarted site is sent the model for the survey and for training
+
+
+def test_half_precision_keeps_counts_and_large_weights_exact():
+    payload = {"model": {"w": torch.tensor([0.1]), "v": torch.tensor([1e5])}, "class_count": torch.tensor([70_001.0])}
+    opened, _ = open_parcel(seal(prepare(payload, half=True)))
+    assert opened["class_count"] == 70_001 and opened["model"]["v"] == 1e5
+    assert opened["model"]["w"] == torch.tensor([0.1]).half().float()
 
 
 def test_half_precision_halves_the_traffic_and_hardly_moves_the_weights(tmp_path):

@@ -17,6 +17,7 @@ def test_equal_partition_draws_the_golden_owners(golden, name):
     case = {key: value.numpy() for key, value in golden(name).items()}
     owners = dirichlet_equal(case["labels"], int(case["n_clients"]), float(case["alpha"]), int(case["seed"]))
     assert np.array_equal(owners, case["owner"])
+    assert np.array_equal(owners[case["order"]], np.sort(owners)), "the sites' lists, laid end to end"
     counts = [np.bincount(case["labels"][owners == site], minlength=5) for site in range(int(case["n_clients"]))]
     assert np.array_equal(counts, case["counts"])
 

@@ -39,3 +39,9 @@ def test_the_study_after_fediic_states_them_too():
     """Its data are not the preset's, so that its rows show what they run with."""
     rows = {row.name: row.settings for row in load_study("fediic-ham10000").rows}
     assert {name: rows[name][name] for name in FEDIIC} == FEDIIC
+
+
+def test_fedbm_begins_at_the_papers_rate_and_decays_by_the_round():
+    train = make_config("fedbm-oct-0.05").train
+    rates = [train.optimiser.lr * train.schedule.factor(number) for number in range(3)]
+    assert rates == pytest.approx([0.01, 0.01 * 0.99, 0.01 * 0.99**2])

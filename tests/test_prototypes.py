@@ -81,6 +81,13 @@ def test_classes_with_fewer_than_two_samples_keep_their_prototypes(cluster):
     assert_close(updated.norm(dim=-1), torch.ones(3, 4), 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_samples_fewer_than_subclusters_are_sorted_alike_in_single_and_double_precision(seed):
+    features, labels, old = normal(6, 3, seed=seed).float(), torch.arange(6) % 3, normal(3, 4, 3, seed=seed + 100)
+    exact = update_subclusters(features.double(), labels, old)
+    assert_close(update_subclusters(features, labels, old).double(), exact, 1e-4)
+
+
 def test_subclusters_follow_the_numbering_of_classes():
     features, labels, old = normal(20, 5), torch.arange(20) % 3, normal(3, 2, 5, seed=1)
     order = torch.tensor([2, 0, 1])
@@ -143,6 +150,8 @@ def test_a_single_prototype_stays_where_it_is():
 def test_concept_statistics_have_the_golden_values(golden):
     case = golden("fedbm/concept_stats")
     mean, variance = concept_statistics(case["text_embeddings"])
+    assert_close(F.normalize(case["text_embeddings"], dim=-1), case["normalised"])
+    assert_close(concept_statistics(case["normalised"])[0], mean)
     assert_close(mean, case["mean"])
     assert_close(variance, case["cov_diag_unbiased"])
 
@@ -182,6 +191,27 @@ def test_one_site_has_no_spread_unless_clamped():
     local, noise = normal(1, 3, 5), normal(3, 5, seed=1)
     assert_close(global_prototypes(local, noise, "biased"), local[0], 1e-12)
     assert_close(global_prototypes(local, noise, "clamped"), local[0] + noise, 1e-12)
+
+
+@pytest.mark.parametrize("spread", ["biased", "clamped", "none"])
+def test_where_sites_agree_global_prototypes_have_a_finite_gradient(spread):
+    agreed = torch.ones(3, 2, 5, requires_grad=True)
+    global_prototypes(agreed, torch.ones(2, 5), spread).sum().backward()
+    assert_close(agreed.grad, torch.full((3, 2, 5), 1 / 3), 1e-6)
+
+
+def test_half_precision_is_computed_in_single_precision():
+    features, labels, noise = normal(40, 6).half(), torch.arange(40) % 2, normal(2, 6, seed=2).half()
+    prototypes = normal(2, 3, 6, seed=1).half()
+    for function in (
+        lambda cast: sinkhorn(cast(features)),
+        lambda cast: update_subclusters(cast(features), labels, cast(prototypes)),
+        lambda cast: orthogonalise(cast(prototypes[0]), steps=50),
+        lambda cast: torch.stack(concept_statistics(cast(prototypes))),
+        lambda cast: global_prototypes(cast(prototypes), cast(noise[:1].expand(3, 6))),
+    ):
+        rounded = function(lambda tensor: tensor)
+        assert rounded.dtype == torch.float32 and torch.equal(rounded, function(torch.Tensor.float))
 
 
 @pytest.mark.parametrize("spread", ["biased", "clamped", "none"])

@@ -261,6 +261,8 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
         ("path,label\na/0.png,a\n\n\nb/0.png\n", "line 5: path or label is empty"),
         ("path,label\na/0.png,a\n./a/0.png,a\nb/0.png,b\n", r"more than once.*a/0\.png = \./a/0\.png"),
         ("path,label\na/0.png,a\nb/../a/0.png,a\nb/0.png,b\n", r"more than once.*a/0\.png = b/\.\./a/0\.png"),
+        ("path,label\na/0.png,a\nb/0.png,b,train\n", r"line 3: 3 values under 2 columns.*double quotes"),
+        ("path,label,site\na/0.png,a,Graz\nb/0.png,b,Graz, Austria\n", "line 3: 4 values under 3 columns"),
         ("", "is empty; its first line should name the columns path, label"),
         ("\n\n", "is empty"),
         ("path,label\na/0.png,a\na/1.png,a\n", "one class only"),
@@ -272,6 +274,11 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
 def test_manifests_with_mistakes_are_refused_with_the_place(manifest, text, message):
     with pytest.raises(UserError, match=message):
         manifest(text)
+
+
+def test_empty_cells_at_the_end_of_a_line_and_quoted_commas_are_no_mistake(manifest):
+    lines = [f'{c}/{i}.png,{c},"Graz, Austria",,' for c in "ab" for i in range(10)]
+    assert [site.name for site in manifest("path,label,site\n" + "\n".join(lines)).sites] == ["Graz, Austria"]
 
 
 def test_spaces_around_the_values_of_a_manifest_do_not_count(manifest):

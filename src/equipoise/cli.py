@@ -36,6 +36,8 @@ app.command()(study)
 deploy_commands.mount(app)
 console = Console()
 
+#: the exit status of a process that Ctrl-C ended
+INTERRUPTED = 130
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
 #: headings that fit a narrow terminal
@@ -87,22 +89,13 @@ def _given(**values: Any) -> dict[str, Any] | None:
     return {key: value for key, value in values.items() if value is not None} or None
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Never write a run among somebody's other files."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; --out names the run's folder")
-    ours = {"events.jsonl", "config.toml", ".lock"}
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if names and not names & ours:
-        raise UserError(f"{folder} is not empty and holds no run; choose another --out")
-
-
 def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
+    from equipoise.engine.files import refuse_foreign
     from equipoise.progress import ProgressDisplay
     from equipoise.report import write_report
     from equipoise.runs import execute
 
-    _refuse_foreign(folder)
+    refuse_foreign(folder)
     with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
         execute(config, folder, resume, [display])
     path = write_report([folder])
@@ -148,6 +141,7 @@ def demo(
     """Compare FedAvg with local training on the built-in phantom; ends with a report to look at."""
     import shutil
 
+    from equipoise.engine.files import refuse_foreign
     from equipoise.progress import ProgressDisplay
     from equipoise.report import write_report
     from equipoise.runs import execute, make_config
@@ -156,7 +150,7 @@ def demo(
     for method in methods.split(","):
         config = make_config("demo", [f"train.rounds={rounds}"], method=method.strip())
         folder = out / method.strip()
-        _refuse_foreign(folder)
+        refuse_foreign(folder)
         shutil.rmtree(folder, ignore_errors=True)
         with ProgressDisplay(console, rounds, method) as display:
             folders.append(execute(config, folder, observers=[display]))
@@ -189,17 +183,18 @@ def methods_list(context: typer.Context) -> None:
         return
     from equipoise.methods import get_method, method_names
 
-    headings = ("method", "year", "what it changes", "what it sends", *COSTS)
+    headings = ("method", "paper", "what it changes", "what it sends", *COSTS)
     table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for name in method_names():
         method = get_method(name)
         sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
-        table.add_row(name, str(method.year or ""), method.changes, sent or "nothing", *_costs(name))
+        paper = f"{method.paper.split(',')[0]} {method.year}" if method.year else "none"
+        table.add_row(name, paper, method.changes, sent or "nothing", *_costs(name))
     console.print(table)
     console.print("compute, traffic, evaluation: beside FedAvg, measured on the phantom (benchmarks/method_costs.py);")
-    console.print("papers, options and what exactly leaves a site: equipoise methods show NAME")
+    console.print("the paper's title, options and what exactly leaves a site: equipoise methods show NAME")
 
 
 def _costs(name: str) -> list[str]:
@@ -320,13 +315,16 @@ def main() -> None:
     """Run the command line; exit code 2 is the user's mistake, 1 is ours."""
     errors = Console(stderr=True)
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        status = app(standalone_mode=False) or 0
+        if status == INTERRUPTED:  # typer has caught the interrupt
+            raise KeyboardInterrupt
+        sys.exit(status)
     except click.ClickException as problem:
         problem.show()
         sys.exit(problem.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        errors.print("stopped; `--resume` goes on after the last complete round")
-        sys.exit(130)
+        errors.print("stopped; a run goes on after its last complete round with `--resume`")
+        sys.exit(INTERRUPTED)
     except UserError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -12,18 +12,36 @@ from equipoise.config import Config, override, parse_config, read_raw
 from equipoise.data import load_federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import UserError
-from equipoise.methods import get_method, option_tables
+from equipoise.methods import get_method, method_names, option_tables
 
 #: images up to this size train the small net where the config names none
 SMALL_PIXELS = 64
 
 
 def make_config(source: str | None = None, settings: Sequence[str] = (), **top: Any) -> Config:
-    """A config from a preset or file, with top-level values and `key=value` settings over it."""
+    """A config from a preset or file, with top-level values and `key=value` settings over it.
+
+    A method's table may hold defaults for that method alone: under `[fednpr.npr]`, FedNPR gets a weight that the
+    methods it is compared with do not.
+    """
     raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
-    method = get_method(str(raw.get("method", Config.model_fields["method"].default)))
-    raw = _merged(method.defaults, raw)
+    name = str(raw.get("method", Config.model_fields["method"].default))
+    raw, own = _without_own_defaults(raw, name)
+    raw = _merged(_merged(get_method(name).defaults, own), raw)
     return parse_config(raw, option_tables(raw), source or "config")
+
+
+def _without_own_defaults(raw: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config without general tables inside those of methods, and the ones that were inside this method's."""
+    plain: dict[str, Any] = dict(raw)
+    own: dict[str, Any] = {}
+    for name in raw.keys() & set(method_names()):
+        if isinstance(raw[name], Mapping):
+            inner = {key: table for key, table in raw[name].items() if key in Config.model_fields}
+            options = {key: value for key, value in plain.pop(name).items() if key not in inner}
+            plain |= {name: options} if options else {}
+            own = inner if name == method else own
+    return plain, own
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -22,6 +22,10 @@ def test_concept_losses_have_the_golden_values_and_gradient(golden):
     assert_close(concept_logits(raw, mean, variance, tau), case["logits_scaled"])
     assert_close(concept_logits(raw, mean, variance, tau) / tau, case["logits_unscaled_eval"])
     assert_close(concept_alignment(raw, case["labels"], mean, variance, tau), case["loss"])
+    one_by_one = [concept_alignment(z[None], y[None], mean, variance, tau) for z, y in zip(raw, case["labels"])]
+    assert_close(torch.stack(one_by_one), case["ce_per_sample"] + case["variance_term_per_sample"])
+    cross_entropies = F.cross_entropy(concept_logits(raw, mean, variance, tau), case["labels"], reduction="none")
+    assert_close(cross_entropies, case["ce_per_sample"])
 
 
 def test_concept_alignment_has_the_golden_gradient(golden):

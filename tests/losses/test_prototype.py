@@ -97,6 +97,7 @@ def test_cpa_has_the_golden_ratios_weights_values_and_gradients(golden):
     labels, counts, prototypes = case["labels"], case["class_counts"], (case["local_proto"], case["global_proto"])
     assert_close(imbalance_ratios(counts, float(case["beta"])), case["G"])
     assert_close(alignment_weights(*prototypes, float(case["tau"])), case["gamma"])
+    assert_close((1 + case["tau"]) / alignment_weights(*prototypes, float(case["tau"])) - case["tau"], case["cosine"])
     assert_golden(
         lambda z: conjoint_prototype_aligned(z, labels, counts, None, None),
         case["logits"],

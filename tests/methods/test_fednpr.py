@@ -237,6 +237,13 @@ def test_without_supervision_a_phase_that_trains_the_classifier_alone_does_nothi
     assert all(torch.equal(model[name], place.message["model"][name]) for name in weights)
 
 
+def test_without_supervision_a_mixture_of_two_nets_stays_as_it_is(tmp_path):
+    folder = run_tiny(tmp_path / "a", "apfl", "npr.weight=0.1", "npr.supervised=false", "train.rounds=1")
+    state = all_state(folder)
+    shares = [tensor for name, tensor in state.items() if name.rstrip("/").endswith("/alpha")]
+    assert len(shares) == 3 and all(share == 0.5 for share in shares)
+
+
 def test_personal_classifiers_stay_at_their_sites_and_grow_apart(tmp_path):
     folder = run_tiny(tmp_path / "a", "fednpr-per")
     heads = [t for name, t in site_states(folder).items() if name.endswith("head.weight")]
@@ -280,5 +287,9 @@ def test_presets_hold_the_papers_numbers_and_an_unbuilt_source_is_named():
         assert config.train.optimiser.keep
         factors = [config.train.schedule.factor(r) for r in (58, 59, 68, 69)]
         assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
+        assert make_config(preset, method="fednpr-per").npr == config.npr
+        assert make_config(preset, ["npr.weight=0.2"]).npr.weight == 0.2
+        for other in ("fedavg", "fedbabu"):
+            assert make_config(preset, method=other).npr.weight == 0, "comparisons run without NPR"
     with pytest.raises(UserError, match="rsna-ich"):
         load_federation(make_config("fednpr-ich").data, 1)

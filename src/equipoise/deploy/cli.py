@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +24,10 @@ def _prepare() -> None:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError("this command needs Flower: pip install 'equipoise[flower]'") from None
-    from equipoise.deploy.processes import end_orderly_on_termination
+    from equipoise.deploy.processes import end_orderly_on_termination, spare_loopback_the_proxy
 
     end_orderly_on_termination()
+    spare_loopback_the_proxy()
 
 
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
@@ -33,6 +35,13 @@ def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
 
     given = {name: _given(value) if isinstance(value, dict) else value for name, value in top.items()}
     return make_config(source, settings or [], **given)
+
+
+def _named(config: Any) -> Any:
+    """The config of a run whose data lies at sites, and is not the phantom unless somebody says so."""
+    if "name" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"name": "hospitals"})})
 
 
 def _given(table: dict[str, Any]) -> dict[str, Any]:
@@ -55,22 +64,31 @@ def server(
     _prepare()
     from equipoise.deploy.server import running_superlink
     from equipoise.deploy.settings import ServerFile
+    from equipoise.engine.files import refuse_foreign
 
     known = ServerFile.read(file)
-    config = _config(source, settings, method=method, seed=seed, train={"rounds": rounds})
+    config = _named(_config(source, settings, method=method, seed=seed, train={"rounds": rounds}))
     folder = out or Path("runs") / config.run_name
+    refuse_foreign(folder)
     with running_superlink(known, insecure) as link:
         console.print(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}", highlight=False)
         _conduct(config, known, folder, link, resume)
     _report(folder)
 
 
-def _conduct(config: Any, known: Any, folder: Path, link: Any, resume: bool) -> None:
+def _conduct(
+    config: Any, known: Any, folder: Path, link: Any, resume: bool, while_waiting: Callable[[], None] = lambda: None
+) -> None:
     from equipoise.deploy.server import conduct
     from equipoise.progress import ProgressDisplay
 
-    with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
-        conduct(config, known, folder, link, resume, [display])
+    class Display(ProgressDisplay):
+        def _on_connected(self, fields: dict[str, Any]) -> None:
+            waiting = f"; waiting for {', '.join(fields['missing'])}" if fields["missing"] else ""
+            self.console.print(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}", highlight=False)
+
+    with Display(console, config.train.rounds, config.run_name) as display:
+        conduct(config, known, folder, link, resume, [display], while_waiting)
 
 
 def _report(folder: Path) -> None:
@@ -89,7 +107,7 @@ def site(
     _prepare()
     from equipoise.deploy.descriptions import describe
     from equipoise.deploy.settings import SiteFile
-    from equipoise.deploy.site import check_connection, check_site, serve
+    from equipoise.deploy.site import check_admission, check_connection, check_site, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     known = SiteFile.read(file)
@@ -101,7 +119,10 @@ def site(
         console.print(f"  may leave in '{action}': {', '.join(entries)}", highlight=False)
     check_connection(known, insecure, wait)
     console.print(f"the SuperLink at {known.superlink} answers", highlight=False)
-    if not check:
+    if check:
+        check_admission(known, insecure)
+        console.print("and lets this site in", highlight=False)
+    else:
         serve(known, insecure, federation)
 
 
@@ -110,7 +131,7 @@ def certificates(
     sites: Annotated[list[str], typer.Option("--site", help="a site's name; repeat for each")],
     hosts: Annotated[list[str], typer.Option("--host", help="name or address by which sites reach the server")],
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
-    days: Annotated[int, typer.Option(min=1, help="how long certificates are valid")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="how long certificates are valid")] = 365,
 ) -> None:
     """Make a small CA, the server's certificate, the coordinator's key and a key for every site."""
     _prepare()
@@ -131,24 +152,28 @@ def pilot(
     data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
     settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
     insecure: Insecure = False,
 ) -> None:
     """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
     _prepare()
-    from equipoise.deploy.pilot import lay_out, running_sites
+    from equipoise.deploy.pilot import check_running, files_of, lay_out, running_sites
     from equipoise.deploy.server import running_superlink
     from equipoise.deploy.settings import ServerFile
+    from equipoise.engine.files import refuse_foreign
 
-    if (out / "events.jsonl").exists() or (out / "pilot").exists():
-        raise UserError(f"{out} already holds a run; choose another --out")
+    refuse_foreign(out)
+    known_files = (out / "pilot").exists()
+    if known_files and not resume:
+        raise UserError(f"{out} already holds a pilot; use --resume to go on, or another --out")
     phantom = None if sites is None else {"sites": sites}
     where = {"name": data, "sites": sites, "phantom": phantom}
     config = _config(source, settings, method=method, train={"rounds": rounds}, data=where)
-    server_file, files = lay_out(out / "pilot", config)
+    server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
-    with running_superlink(known, insecure) as link, running_sites(files, insecure):
+    with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:
         console.print(f"SuperLink at {link.url}; {len(files)} sites start", highlight=False)
-        _conduct(config, known, out, link, resume=False)
+        _conduct(config, known, out, link, resume, lambda: check_running(children))
     _report(out)
 
 

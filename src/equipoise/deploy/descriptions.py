@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from equipoise.config import validated
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store
+from equipoise.engine.checkpoint import fingerprint
+from equipoise.engine.parcels import digest_of
 from equipoise.errors import UserError
+from equipoise.table import Table
+
+#: a warning that the server repeats where it holds for all sites together
+NO_TRAINING_IMAGE = "no training image of class"
+#: a site that says it has more images than this in one part is not believed
+MOST_IMAGES = 50_000_000
+
+Counts = dict[str, list[NonNegativeInt]]
+ShortText = Annotated[str, Field(max_length=500)]
+
+
+class Description(Table):
+    """What a site says of its data, checked before the server builds on it."""
+
+    site: ShortText
+    classes: list[ShortText] = Field(min_length=2, max_length=10_000)
+    image_size: PositiveInt = Field(le=1 << 14)
+    channels: PositiveInt = Field(le=64)
+    counts: Counts
+    common: dict[ShortText, Counts]
+    cohorts: dict[ShortText, Counts]
+    warnings: list[ShortText]
+    fingerprint: ShortText
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> Self:
+        for counts in (self.counts, *self.common.values(), *self.cohorts.values()):
+            for part, numbers in counts.items():
+                if part not in PARTS or len(numbers) != len(self.classes) or sum(numbers) > MOST_IMAGES:
+                    raise ValueError(f"the numbers of images in '{part}' cannot be right")
+        return self
+
+
+def read_description(site: str, raw: Any) -> dict[str, Any]:
+    """What a site said of its data, as a table that can be relied on."""
+    return validated(Description, raw, f"what {site} says of its data").model_dump()
 
 
 class ElsewhereStore(Store):
@@ -40,7 +81,8 @@ def describe(name: str, federation: Federation) -> dict[str, Any]:
         "counts": _counts(own[name], size),
         "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
         "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
-        "warnings": list(federation.warnings),
+        "warnings": [text for text in federation.warnings if not text.startswith(NO_TRAINING_IMAGE)],
+        "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
     }
 
 
@@ -58,8 +100,7 @@ def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> F
                     f"sites disagree about {key}: {first['site']} has {first[key]}, {other['site']} has {other[key]}; "
                     "agree on data.classes and data.size, and prepare the data again"
                 )
-    common = {place: counts for d in descriptions for place, counts in d["common"].items()}
-    cohorts = {place: counts for d in descriptions for place, counts in d["cohorts"].items()}
+    common, cohorts = _agreed_places(descriptions, "common"), _agreed_places(descriptions, "cohorts")
     return Federation(
         name=name,
         classes=tuple(first["classes"]),
@@ -68,8 +109,39 @@ def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> F
         channels=int(first["channels"]),
         common=next((_site(place, counts) for place, counts in common.items()), None),
         cohorts=tuple(_site(place, counts) for place, counts in cohorts.items()),
-        warnings=tuple(dict.fromkeys(w for d in descriptions for w in d["warnings"])),
+        warnings=(
+            *_absent_classes(descriptions),
+            *(f"{d['site']}: {text}" for d in descriptions for text in d["warnings"]),
+        ),
     )
+
+
+def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    """Places that are no site, with their counts; sites that hold the same place must hold the same images."""
+    names, found = {d["site"] for d in descriptions}, dict[str, Any]()
+    for description in descriptions:
+        for place, counts in description[kind].items():
+            if place in names:
+                raise UserError(f"{description['site']} holds a test set called '{place}', which is a site's name")
+            if found.setdefault(place, counts) != counts:
+                raise UserError(f"{description['site']} holds other images of '{place}' than the sites before it")
+    return found
+
+
+def _absent_classes(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
+    totals = np.sum([d["counts"].get("train", np.zeros(len(d["classes"]))) for d in descriptions], axis=0)
+    absent = [name for name, total in zip(descriptions[0]["classes"], totals) if not total]
+    return [f"{NO_TRAINING_IMAGE} {', '.join(absent)} at any site"] if absent else []
+
+
+def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many training images each site says it has."""
+    return {d["site"]: sum(d["counts"].get("train", ())) for d in descriptions}
+
+
+def digests(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Identifies what each site said of its data."""
+    return {d["site"]: digest_of(d) for d in descriptions}
 
 
 def hosts(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:

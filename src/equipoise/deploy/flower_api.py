@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
 
 import httpx
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Context, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
@@ -34,6 +34,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -41,13 +42,19 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
+from flwr.superlink.grid import HttpGrid, http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from equipoise.deploy.brisk import quicken
+from equipoise.deploy.security import public_key
+from equipoise.errors import UserError
 
 log = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
+quicken(http_grid, inflatable_utils)
 
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
@@ -123,7 +130,7 @@ class Link:
 
 def public_key_bytes(path: Path) -> bytes:
     """A node's public key (OpenSSH file) as Flower knows it."""
-    return public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
+    return public_key_to_bytes(public_key(path))
 
 
 def register_nodes(link: Link, keys: dict[str, bytes]) -> None:
@@ -168,6 +175,10 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
         grid.set_run(run_from_proto(task.run))
         yield grid
         status, details = SubStatus.COMPLETED, ""
+    except RunNotRunningException:
+        raise UserError(
+            f"the run was ended from outside, at the SuperLink at {link.address}; `--resume` goes on"
+        ) from None
     finally:
         heartbeat.stop()
         push_task_output(client, context, status, details)
@@ -206,7 +217,7 @@ def serve_tasks(
             if answer is not None and answer.token:
                 try:
                     _serve_one(link, str(answer.token), handle)
-                except (httpx.HTTPError, RuntimeError):
+                except Exception:  # a site outlives whatever goes wrong with one message
                     log.exception("a message was lost between this site and its SuperNode")
             else:
                 time.sleep(interval)
@@ -215,16 +226,21 @@ def serve_tasks(
 
 
 def _serve_one(link: Link, token: str, handle: Callable[[Message], Message]) -> None:
+    """Work on one task. When that fails, its heartbeat stops: the SuperNode then tells the server within a minute. Told
+    that the task has failed, it would wait for a reply for ever."""
     client = link.runtime(token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
-    context: Context | None = None
-    status, details = SubStatus.FAILED, "the site could not take the message"
+    marks = [time.perf_counter()]
     try:
         message, context, _, _ = pull_task_input(client)  # the code that came along is not looked at
-        push_message(client, handle(message), context)
-        status, details = SubStatus.COMPLETED, ""
+        marks.append(time.perf_counter())
+        reply = handle(message)
+        marks.append(time.perf_counter())
+        push_message(client, reply, context)
+        push_task_output(client, context, SubStatus.COMPLETED, "")
+        marks.append(time.perf_counter())
+        log.info("a message: %.3f s to take, %.3f s to answer, %.3f s to hand over", *map(sub, marks[1:], marks))
     finally:
         heartbeat.stop()
-        push_task_output(client, context, status, details)
         client.close()

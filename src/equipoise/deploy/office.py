@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,18 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from equipoise import __version__
 from equipoise.config import Config, parse_config
 from equipoise.data.federation import Federation
 from equipoise.deploy.descriptions import describe
-from equipoise.deploy.policy import DESCRIBE, Policy, check_policy
+from equipoise.deploy.policy import DESCRIBE, Policy, check_policy, facts_that_may_leave
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import read_payload, safe_name, write_payload, write_text
-from equipoise.engine.flower import PUBLISH
+from equipoise.engine.hospitals import PUBLISH
 from equipoise.engine.local import all_sites, new_slot
-from equipoise.engine.parcels import MissingTensors, Parcel, UnreadableParcel, open_parcel, prepare, seal, write_counts
+from equipoise.engine.parcels import (
+    MissingTensors,
+    Parcel,
+    UnreadableParcel,
+    digest_of,
+    open_parcel,
+    prepare,
+    seal,
+    write_counts,
+)
 from equipoise.engine.protocol import Payload, SiteFailure
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
@@ -78,6 +90,7 @@ class Office:
             if name == site or place not in federation.sites  # another hospital's images are none of our business
         }
         self.federation = federation
+        self.description = describe(site, federation)
         self.folder = folder
         self.policy = policy
         self.device = device
@@ -91,9 +104,13 @@ class Office:
             return self._answer(parcel)
         except MissingTensors:
             return _reply(lacks=True)
-        except (Refused, UserError, SiteFailure, UnreadableParcel) as problem:
+        except (Refused, SiteFailure, UnreadableParcel) as problem:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))
+        except OSError as problem:
+            log.exception("a message could not be answered")
+            what = os.strerror(problem.errno) if problem.errno else type(problem).__name__
+            return _reply(error=f"{what} at the site; its log says more")
         except Exception as problem:
             log.exception("a message could not be answered")
             return _reply(error=f"{type(problem).__name__} at the site; its log says more")
@@ -105,7 +122,9 @@ class Office:
         if header["action"] == DESCRIBE:
             return self._describe(header)
         work = self._work(header["config"])
-        check_policy(self.policy, work.config.method, type(work.slot.client))
+        _allow(self.policy, work.config.method, type(work.slot.client))
+        if header["described"].get(self.site, digest_of(self.description)) != digest_of(self.description):
+            raise Refused("this site's data is not what it was when the run began")
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
             return self._publish(work, records, header, message)
@@ -117,8 +136,8 @@ class Office:
 
     def _describe(self, header: Mapping[str, Any]) -> Parcel:
         if "config" in header:
-            check_policy(self.policy, header["method"], _client(_parse(header["config"])))
-        return _reply(description=describe(self.site, self.federation), version=__version__)
+            _allow(self.policy, header["method"], _client(_parse(header["config"])))
+        return _reply(description=self.description, version=__version__)
 
     def _work(self, text: str) -> Workplace:
         """The workplace for a config; it stays while the config does."""
@@ -126,8 +145,12 @@ class Office:
             config = _parse(text)
             torch.set_num_threads(config.compute.threads)
             method = get_method(config.method)
-            setting = Setting.of(config, method, self.federation, self.device)
-            self._workplace = (text, Workplace(config, method, setting, new_slot(method, setting)))
+            try:
+                setting = Setting.of(config, method, self.federation, self.device)
+                slot = new_slot(method, setting)
+            except UserError as problem:  # about a setting, or a file that the server's config names
+                raise Refused(str(problem)) from None
+            self._workplace = (text, Workplace(config, method, setting, slot))
         return self._workplace[1]
 
     def _perform(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
@@ -150,6 +173,7 @@ class Office:
             records.tidy(header)
             if outcome.kept is not None:
                 write_state(records.state_path(version), outcome.kept)
+        outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
         reply = _outcome_parcel(outcome, header, kept=bool(version) and outcome.kept is not None)
         if version:
             records.write_reply(header, reply)
@@ -162,6 +186,8 @@ class Office:
 
     def _publish(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
         """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""
+        if header["site"] != self.site:
+            raise Refused(f"this is '{self.site}', not '{header['site']}'")
         models = records.folder / "models"
         write_text(records.folder / "config.toml", header["config"])
         shape = {"classes": self.federation.classes, "image_size": self.federation.image_size}
@@ -171,6 +197,7 @@ class Office:
         if "personal" in type(work.slot.client).views_for(work.setting):
             kept: Payload = {KEPT: records.state(header["base"])} if header["base"] else {}
             write_payload(models / "personal" / f"{safe_name(self.site)}.safetensors", message | kept)
+        shutil.rmtree(records.folder / "replies", ignore_errors=True)  # all rounds are over
         return _outcome_parcel(Outcome(), header, kept=False)
 
 
@@ -186,17 +213,19 @@ class Records:
 
     def state(self, version: str) -> dict[str, Tensor]:
         """A version of the site's state."""
-        path = self.state_path(version)
-        if not path.exists():
-            raise Refused(f"the state {version} that this message starts from is not on this site's disk")
-        return read_state(path)
+        try:
+            return read_state(self.state_path(version))
+        except FileNotFoundError:
+            raise Refused(f"the state {version} that this message starts from is not on this site's disk") from None
+        except SafetensorError:
+            raise Refused(f"the state {version} on this site's disk is damaged") from None
 
     def reply(self, header: Mapping[str, Any]) -> Parcel | None:
-        """The stored reply to this very message, if it and the state that goes with it are here."""
-        path = self._reply_path(header)
-        if not path.exists():
+        """The stored reply to this very message, if it and the state that goes with it are here, undamaged."""
+        try:
+            stored = read_payload(self._reply_path(header))
+        except (FileNotFoundError, SafetensorError):
             return None
-        stored = read_payload(path)
         text, tensors = str(stored["header"]), stored.get("tensors", {})
         assert isinstance(tensors, dict)
         if json.loads(text)["kept"] and not self.state_path(header["version"]).exists():
@@ -211,8 +240,8 @@ class Records:
         """Delete what neither this round nor a checkpoint of the server needs."""
         now = f"{int(header['round']):05d}-"
         wanted = {safe_name(version) for version in (*header["keep"], header["base"])}
-        for path in (self.folder / "states").glob("*.safetensors"):
-            if path.stem not in wanted and not path.name.startswith(now):
+        for path in (self.folder / "states").glob("*"):  # also what a full disk left half-written
+            if path.name.removesuffix(".safetensors") not in wanted and not path.name.startswith(now):
                 path.unlink()
         for path in (self.folder / "replies").glob("*"):
             if not path.name.startswith(now):
@@ -224,11 +253,21 @@ class Records:
 
 def _parse(text: str) -> Config:
     raw = tomllib.loads(text)
-    return parse_config(raw, option_tables(raw), "the server's config")
+    try:
+        return parse_config(raw, option_tables(raw), "the server's config")
+    except UserError as problem:
+        raise Refused(str(problem)) from None
 
 
 def _client(config: Config) -> type:
     return get_method(config.method).client_class(config)
+
+
+def _allow(policy: Policy, method: str, client: type) -> None:
+    try:
+        check_policy(policy, method, client)
+    except UserError as problem:
+        raise Refused(str(problem)) from None
 
 
 def _reply(**fields: Any) -> Parcel:

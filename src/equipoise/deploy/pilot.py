@@ -15,12 +15,15 @@ from equipoise.config import Config
 from equipoise.data import load_federation
 from equipoise.deploy.policy import policy_for
 from equipoise.deploy.processes import Child, free_port
-from equipoise.deploy.security import Authority, new_key_pair
+from equipoise.deploy.security import Authority, general_name, new_key_pair
+from equipoise.deploy.settings import ServerFile
 from equipoise.engine.files import safe_name, write_text
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 
 DAYS = 365
+#: sites on this machine may look for messages often
+POLL = 0.2
 
 
 def make_certificates(
@@ -30,8 +33,7 @@ def make_certificates(
 
     Returns the server's file and {site: its file}. A site's file still needs its data and its policy.
     """
-    if (folder / "ca.key").exists():
-        raise UserError(f"{folder} holds the keys of a consortium already; choose another folder")
+    _check_names(folder, hosts, sites)
     server = folder / "server"
     authority = Authority("Equipoise consortium", days)
     authority.write(server / "ca.crt", folder / "ca.key")
@@ -51,7 +53,7 @@ def make_certificates(
             files[site],
             {
                 "name": site,
-                "superlink": f"{hosts[0]}:{address.rpartition(':')[2]}",
+                "superlink": f"{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{address.rpartition(':')[2]}",
                 "ca": "ca.crt",
                 "key": "node.key",
                 "coordinator": "coordinator.pub",
@@ -71,6 +73,19 @@ def make_certificates(
     return server / "server.toml", files
 
 
+def _check_names(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None:
+    """Whatever is wrong with the names shows before a file is written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; choose a new folder for the keys of a consortium")
+    if not all(site.strip() for site in sites):
+        raise UserError("a site needs a name")
+    twice = sorted({site for site in sites if list(sites).count(site) > 1})
+    if twice:
+        raise UserError(f"two sites are called '{twice[0]}'; every site needs a name of its own")
+    for host in hosts:
+        general_name(host)
+
+
 def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Path]]:
     """The files of a pilot: every site of the config's federation with its data and a policy for the method."""
     federation = load_federation(config.data, config.seed)
@@ -86,6 +101,7 @@ def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = Non
         given = {
             "seed": config.seed,
             "device": config.compute.device,
+            "poll": POLL,
             "policy": policy_for(get_method(config.method).client_class(config)),
             "data": data,
         }
@@ -103,6 +119,20 @@ def start_site(file: Path, insecure: bool = False) -> Child:
     log = file.with_name("site.log")
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMP_WAIT_POLICY": "PASSIVE"}
     return Child([*command, "--insecure"] if insecure else command, log, threads)
+
+
+def files_of(folder: Path) -> tuple[Path, dict[str, Path]]:
+    """The files that `lay_out` made: the server's, and each site's."""
+    server = folder / "server" / "server.toml"
+    known = ServerFile.read(server)
+    return server, {site: folder / "sites" / safe_name(site) / "site.toml" for site in known.sites}
+
+
+def check_running(children: Mapping[str, Child]) -> None:
+    """Refuse to wait for sites that have ended."""
+    for site, child in children.items():
+        if not child.running:
+            raise UserError(f"{site} ended with status {child.process.returncode}; its last words:\n{child.tail()}")
 
 
 @contextmanager

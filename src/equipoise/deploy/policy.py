@@ -10,11 +10,22 @@ from equipoise.errors import UserError
 
 DESCRIBE = "describe"
 COUNTS = "counts"
+PROGRESS = "progress"
 
 #: what every run needs besides the method's own replies
 ALWAYS = {
     DESCRIBE: {COUNTS: "number of local images of each class in the training, validation and test part"},
     EVALUATE: {COUNTS: "confusion matrix, calibration bins, loss and per-class AUC of local images"},
+}
+
+#: what a site tells of its work with every answer, if its policy allows; runs do without
+OPTIONAL = {
+    PROGRESS: {
+        "loss": "mean training loss",
+        "examples": "number of images seen in training, repeats included",
+        "steps": "number of training steps",
+        "seconds": "duration of the work",
+    }
 }
 
 Policy = Mapping[str, Sequence[str]]
@@ -26,8 +37,13 @@ def disclosures(client: type[Client]) -> dict[str, dict[str, str]]:
 
 
 def policy_for(client: type[Client]) -> dict[str, list[str]]:
-    """The policy that allows exactly what a method needs."""
-    return {action: sorted(entries) for action, entries in disclosures(client).items()}
+    """The policy that allows what a method needs, and to tell how the work goes; nothing more."""
+    return {action: sorted(entries) for action, entries in (disclosures(client) | OPTIONAL).items()}
+
+
+def facts_that_may_leave(policy: Policy, facts: Mapping[str, float]) -> dict[str, float]:
+    """What a site may tell of its work."""
+    return {name: value for name, value in facts.items() if name in policy.get(PROGRESS, ())}
 
 
 def refused(policy: Policy, client: type[Client]) -> list[str]:

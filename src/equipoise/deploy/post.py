@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from equipoise.deploy.brisk import until
 from equipoise.deploy.policy import DESCRIBE
 from equipoise.deploy.records import from_records, to_records
 from equipoise.engine.parcels import Parcel, UnreadableParcel, prepare, seal
@@ -87,12 +88,17 @@ class GridPost:
                     waiting[message_id] = position
                     results[position] = SiteFailure(f"no answer within {timeout:.0f} s")
         deadline = time.monotonic() + timeout
-        while waiting and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(list(waiting)):
+        time_is_up = False
+        while waiting and not time_is_up:
+            # A site that announces a reply and then dawdles may use up all time: the others get a last look.
+            time_is_up = time.monotonic() >= deadline
+            with until(deadline):
+                replies = self.grid.pull_messages(list(waiting))
+            for reply in replies:
                 position_of = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if position_of is not None:
                     results[position_of] = _read(reply)
-            if waiting:
+            if waiting and not time_is_up:
                 time.sleep(INTERVAL)
         return results
 

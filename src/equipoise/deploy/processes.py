@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from equipoise.deploy.flower_api import Link
 from equipoise.deploy.settings import ServerFile, SiteFile, split_address
+from equipoise.errors import UserError
 
 STOP_SECONDS = 5.0
 START_SECONDS = 60.0
@@ -25,6 +28,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_port(address: str) -> None:
+    """Refuse an address that this machine cannot listen at."""
+    host, port = split_address(address)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise UserError(f"cannot listen at {address}: {reason}; end what runs there, or choose another") from None
 
 
 class Child:
@@ -57,9 +71,13 @@ class Child:
         """Whether the process is there."""
         return self.process.poll() is None
 
+    def said(self) -> str:
+        """All of its log; a process that is started again goes on in the same one."""
+        return self.log.read_text(errors="replace")
+
     def tail(self, lines: int = 5) -> str:
         """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def stop(self) -> None:
         """End the process and all that it started: politely, then not."""
@@ -83,6 +101,12 @@ def _die_with_parent() -> None:
 def end_orderly_on_termination() -> None:
     """Make SIGTERM unwind our blocks, so that the processes they hold are ended too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def spare_loopback_the_proxy() -> None:
+    """Connections to this machine never go through a hospital's proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -113,7 +137,8 @@ def start_superlink(settings: ServerFile, insecure: bool, secret: Path) -> Child
 def start_supernode(settings: SiteFile, insecure: bool, port: int, secret: Path) -> Child:
     """The SuperNode of a site: connects out to the SuperLink, listens on loopback only."""
     home = settings.state / "flower"
-    command = [_command("flower-supernode"), "--superlink", settings.superlink, "--isolation", "process"]
+    command = [sys.executable, "-m", "equipoise.deploy.node", str(settings.poll)]
+    command += ["--superlink", settings.superlink, "--isolation", "process"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--superexec-auth-secret-file", str(secret)]
     if insecure:
         command += ["--insecure"]
@@ -125,9 +150,42 @@ def start_supernode(settings: SiteFile, insecure: bool, port: int, secret: Path)
 def wait_until_healthy(link: Link, child: Child, what: str) -> None:
     """Wait until a process that we started answers; say what it said if it does not."""
     deadline = time.monotonic() + START_SECONDS
+    problem: str | None = "it did not start"
     while time.monotonic() < deadline and child.running:
-        if link.healthy() is None:
+        problem = link.healthy()
+        if problem is None:
             return
+        if "certificate verify failed" in problem:  # no patience mends this
+            break
         time.sleep(0.2)
-    state = "does not answer" if child.running else f"ended with status {child.process.returncode}"
-    raise RuntimeError(f"{what} {state}; the end of {child.log}:\n{child.tail()}")
+    state = f"does not answer ({problem})" if child.running else f"ended with status {child.process.returncode}"
+    raise UserError(f"{what} {state}; the end of {child.log}:\n{child.tail()}")
+
+
+@contextlib.contextmanager
+def interrupted_by_end_of(child: Child, what: str) -> Iterator[None]:
+    """Leave the block, in words, when a process that it needs ends: Flower would try to reach it for ever."""
+    over, ended = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if not child.running:
+                ended.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not ended.is_set():
+            raise
+        status = child.process.returncode
+        raise UserError(
+            f"{what} ended with status {status} while it was needed; `--resume` goes on after the last complete round; "
+            f"the end of {child.log}:\n{child.tail()}"
+        ) from None
+    finally:
+        over.set()
+        watcher.join()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -30,6 +32,8 @@ from equipoise.engine.parcels import Parcel, UnreadableParcel
 from equipoise.errors import UserError
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
+HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+MAKE_KEY = "`equipoise certificates` makes one, or `ssh-keygen -t ecdsa -b 384 -N ''`"
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -88,7 +92,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         issued = (
             self._builder(subject, server.public_key())
-            .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([general_name(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -99,32 +103,64 @@ class Authority:
         write_secret(key, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def general_name(name: str) -> x509.GeneralName:
+    """A host as a certificate names it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(name)
+        pass
+    if not HOST_NAME.fullmatch(name):
+        raise UserError(f"'{name}' is no host name or address; write it without https:// and without a port")
+    return x509.DNSName(name)
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as problem:
+        raise UserError(f"{path} is no private key in OpenSSH's format without a password: {problem}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path} is no elliptic-curve key; {MAKE_KEY}")
+    return key
+
+
+def public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """The public key in a file."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as problem:
+        raise UserError(f"{path} is no public key in OpenSSH's format: {problem}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"{path} is no elliptic-curve key; {MAKE_KEY}")
+    return key
+
+
+def check_server_certificate(certificate: Path, key: Path) -> None:
+    """Refuse a certificate and key that are damaged or do not belong together."""
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as problem:
+        raise UserError(f"certificate = {certificate} and key = {key} do not make a TLS server: {problem}") from None
+
+
+def check_authority(path: Path) -> None:
+    """Refuse a file that holds no certificate."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError as problem:
+        raise UserError(f"ca = {path} is no certificate in PEM format: {problem}") from None
 
 
 def signer(path: Path) -> Callable[[Parcel], Parcel]:
     """Signs parcels with the coordinator's private key."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except ValueError as problem:
-        raise UserError(f"{path} is no private key in OpenSSH's format: {problem}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no elliptic-curve key; make one with `ssh-keygen -t ecdsa -b 384`")
+    key = private_key(path)
     return lambda parcel: Parcel(parcel.text, parcel.tensors, key.sign(parcel.text.encode(), SIGNED_WITH))
 
 
 def verifier(path: Path) -> Callable[[Parcel], None]:
     """Refuses parcels that the owner of this public key did not sign."""
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except ValueError as problem:
-        raise UserError(f"{path} is no public key in OpenSSH's format: {problem}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"{path} is no elliptic-curve key; the coordinator's is made by `equipoise certificates`")
+    key = public_key(path)
 
     def verify(parcel: Parcel) -> None:
         try:

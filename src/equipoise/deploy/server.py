@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from equipoise.config import Config
 from equipoise.data.federation import Federation
-from equipoise.deploy.descriptions import agreed_federation, hosts
+from equipoise.deploy.descriptions import agreed_federation, digests, hosts, read_description, training_images
 from equipoise.deploy.flower_api import Link, public_key_bytes, register_nodes, server_grid
 from equipoise.deploy.post import GridPost
-from equipoise.deploy.processes import start_superlink, wait_until_healthy
-from equipoise.deploy.security import signer, write_secret
+from equipoise.deploy.processes import check_port, interrupted_by_end_of, start_superlink, wait_until_healthy
+from equipoise.deploy.security import check_authority, check_server_certificate, signer, write_secret
 from equipoise.deploy.settings import ServerFile, check_security, split_address
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import write_text
-from equipoise.engine.flower import FlowerEngine, FlowerOptions, Post, Roster
+from equipoise.engine.flower import FlowerEngine
+from equipoise.engine.hospitals import FlowerOptions, Post, Roster
 from equipoise.engine.loop import Observer, Run
-from equipoise.engine.parcels import Parcel
+from equipoise.engine.parcels import Parcel, UnreadableParcel
+from equipoise.engine.replies import words_of
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.runs import with_net
@@ -33,32 +37,49 @@ from equipoise.runs import with_net
 CONSORTIUM = "consortium.json"
 #: on resume, how long sites have to find the new SuperLink; Flower's nodes try ever more seldom, up to 20 s apart
 RECONNECT_SECONDS = 120.0
+#: between two looks for sites that are not there yet
+LOOK_SECONDS = 1.0
+
+
+def check_server(settings: ServerFile, insecure: bool) -> None:
+    """Look at everything that can be wrong before anything starts: keys, certificates, the address."""
+    check_security(settings, settings.address, insecure)
+    if not insecure:
+        assert settings.ca and settings.certificate and settings.key and settings.coordinator
+        check_authority(settings.ca)
+        check_server_certificate(settings.certificate, settings.key)
+        signer(settings.coordinator)
+        _keys(settings)
+    check_port(settings.address)
 
 
 @contextmanager
 def running_superlink(settings: ServerFile, insecure: bool) -> Iterator[Link]:
     """A SuperLink that lets the sites of the file in, for as long as the block lasts."""
-    check_security(settings, settings.address, insecure)
-    for site, key in settings.sites.items():
-        if not insecure and not key.is_file():
-            raise UserError(f"sites: the public key of '{site}', {key}, is not there")
+    check_server(settings, insecure)
     secret = settings.state / "secret"
     if not secret.exists():
         write_secret(secret, secrets.token_bytes(32))
     host, port = split_address(settings.address)
     near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     link = Link(f"{near}:{port}", None if insecure else settings.ca, secret.read_bytes())
-    if link.healthy() is None:
-        raise UserError(f"something answers at {settings.address} already; end it, or choose another address")
     with start_superlink(settings, insecure, secret) as child:
         wait_until_healthy(link, child, "the SuperLink")
-        if not insecure:
-            register_nodes(link, _keys(settings))
-        yield link
+        with interrupted_by_end_of(child, "the SuperLink"):
+            if not insecure:
+                register_nodes(link, _keys(settings))
+            yield link
 
 
 def _keys(settings: ServerFile) -> dict[str, bytes]:
-    return {site: public_key_bytes(path) for site, path in settings.sites.items()}
+    """The public key of every site's node; each must be there, and a site's own."""
+    owners: dict[bytes, str] = {}
+    for site, path in settings.sites.items():
+        if not path.is_file():
+            raise UserError(f"sites: the public key of '{site}', {path}, is not there")
+        if (owner := owners.setdefault(public_key_bytes(path), site)) != site:
+            raise UserError(f"sites: '{owner}' and '{site}' have the same public key; every site needs its own")
+    return {site: key for key, site in owners.items()}
 
 
 def conduct(
@@ -68,18 +89,24 @@ def conduct(
     link: Link,
     resume: bool = False,
     observers: Sequence[Observer] = (),
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Run a config with the sites of a running SuperLink; gives the run folder."""
+    """Run a config with the sites of a running SuperLink; gives the run folder.
+
+    `while_waiting` is called now and then until the sites are connected; it may raise what makes waiting futile.
+    """
     method = get_method(config.method)
     if method.pooled:
         raise UserError(f"'{config.method}' needs all images in one place; between hospitals there is none")
     sign = signer(settings.coordinator) if settings.coordinator and not link.insecure else lambda parcel: parcel
     with server_grid(link) as grid:
         post = GridPost(grid, {} if link.insecure else _keys(settings), sign)
-        consortium = _consortium(config, settings, folder, post, resume)
-        federation = agreed_federation(config.data.name, consortium["sites"])
+        wait = _Wait(post, tuple(settings.sites), observers, while_waiting)
+        consortium = _consortium(config, settings, folder, post, wait, resume)
+        told = consortium["sites"]
+        federation = agreed_federation(config.data.name, told)
         config = with_net(config, federation.image_size)
-        roster = Roster(consortium["run"], tuple(settings.sites), hosts(consortium["sites"]))
+        roster = Roster(consortium["run"], tuple(settings.sites), hosts(told), training_images(told), digests(told))
         maker = _EngineMaker(post, roster, settings.flower)
         Run(config, method, federation, folder, observers, engine=maker).execute(resume)
     return folder
@@ -95,18 +122,47 @@ class _EngineMaker:
         return FlowerEngine(method, setting, folder, self.post, self.roster, self.options)
 
 
-def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPost, resume: bool) -> Mapping[str, Any]:
+@dataclass
+class _Wait:
+    """Waits until sites are connected, and tells observers which are."""
+
+    post: Post
+    sites: tuple[str, ...]
+    observers: Sequence[Observer]
+    check: Callable[[], None]
+
+    def until_there(self, enough: int, patience: float) -> None:
+        """Wait for all sites; go on without some where enough of them are there."""
+        deadline, known = time.monotonic() + patience, None
+        while True:
+            self.check()
+            missing = self.post.gather(self.sites, len(self.sites), LOOK_SECONDS)
+            if missing != known:
+                for observer in self.observers:
+                    observer.event("connected", sites=[s for s in self.sites if s not in missing], missing=missing)
+                known = missing
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                break
+        if len(self.sites) - len(missing) < enough:
+            raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
+
+
+def _consortium(
+    config: Config, settings: ServerFile, folder: Path, post: GridPost, wait: _Wait, resume: bool
+) -> Mapping[str, Any]:
     """The run's identity and the sites' descriptions: asked for at the start, read back on resume."""
     path = folder / CONSORTIUM
     if resume and path.exists():
-        known = json.loads(path.read_text())
+        known = json.loads(path.read_text(encoding="utf-8"))
         if [d["site"] for d in known["sites"]] != list(settings.sites):
             raise UserError(f"{folder} holds a run of other sites than the server's file names")
-        _wait_for_sites(post, list(settings.sites), config.train.min_sites, min(settings.wait, RECONNECT_SECONDS))
+        wait.until_there(config.train.min_sites, min(settings.wait, RECONNECT_SECONDS))
         return known
     if (folder / "events.jsonl").exists():
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
-    _wait_for_sites(post, list(settings.sites), len(settings.sites), settings.wait)
+    wait.until_there(len(settings.sites), settings.wait)
     replies = post.describe(list(settings.sites), config=config.to_toml(), method=config.method)
     consortium = {
         "run": f"{config.run_name}-{secrets.token_hex(4)}",
@@ -116,21 +172,17 @@ def _consortium(config: Config, settings: ServerFile, folder: Path, post: GridPo
     return consortium
 
 
-def _wait_for_sites(post: Post, sites: Sequence[str], enough: int, patience: float) -> None:
-    """Wait for all sites; go on without some where enough of them are there."""
-    missing = post.gather(sites, len(sites), patience)
-    if len(sites) - len(missing) < enough:
-        raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
-
-
 def _description(site: str, reply: Any) -> dict[str, Any]:
     """What a site said of itself; a site that refuses, or is another than it should be, ends the start."""
     if not isinstance(reply, Parcel):
         raise UserError(f"{site} did not say what data it has: {reply}")
-    header = reply.header
+    try:
+        header = reply.header
+    except UnreadableParcel as problem:
+        raise UserError(f"{site} did not say what data it has: {problem}") from None
     if "error" in header:
-        raise UserError(f"{site} does not take part: {header['error']}")
-    description = header["description"]
+        raise UserError(f"{site} does not take part: {words_of(header['error'])}")
+    description = read_description(site, header.get("description"))
     if description["site"] != site:
         raise UserError(f"the node with the key of '{site}' says that it is '{description['site']}'")
     return description

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, PositiveFloat
 
-from equipoise.config import Table, validated
+from equipoise.config import Table, parse_toml, validated
 from equipoise.data.config import DataConfig
-from equipoise.engine.flower import FlowerOptions
+from equipoise.engine.hospitals import FlowerOptions
 from equipoise.errors import UserError
 
 #: what TLS, node authentication and signed messages need
@@ -25,12 +24,12 @@ class DeploymentFile(Table):
     def read(cls, path: Path) -> Self:
         """Read and check a file; the message names what is wrong."""
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None
-        except tomllib.TOMLDecodeError as problem:
-            raise UserError(f"{path} is not valid TOML: {problem}") from None
-        return validated(cls, raw, str(path))._rooted(path.parent.resolve())
+        except OSError as problem:
+            raise UserError(f"cannot read {path}: {problem.strerror}") from None
+        return validated(cls, parse_toml(content, str(path)), str(path))._rooted(path.parent.resolve())
 
     def _rooted(self, folder: Path) -> Self:
         """The same settings with absolute paths."""
@@ -76,6 +75,7 @@ class SiteFile(DeploymentFile):
     coordinator: Path | None = Field(None, description="the coordinator's public key")
     state: Path = Field(Path("state"), description="folder of personal state, models and logs")
     device: str = Field("auto", description="auto, cpu or cuda")
+    poll: PositiveFloat = Field(1.0, description="seconds between two looks for messages at the server")
 
     @property
     def secure(self) -> bool:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import Message
 
@@ -17,7 +18,7 @@ from equipoise.deploy.flower_api import Link, serve_tasks
 from equipoise.deploy.office import Office
 from equipoise.deploy.processes import free_port, start_supernode
 from equipoise.deploy.records import from_records, to_records
-from equipoise.deploy.security import verifier, write_secret
+from equipoise.deploy.security import check_authority, private_key, public_key, verifier, write_secret
 from equipoise.deploy.settings import SiteFile, check_security
 from equipoise.engine.parcels import UnreadableParcel, prepare, seal
 from equipoise.errors import UserError
@@ -31,6 +32,10 @@ REFUSAL = (
     "the SuperLink does not let this site in: it does not know this site's key, "
     "or another process of this site is connected or was killed less than a minute ago"
 )
+ASK_COORDINATOR = "ask the coordinator to add this site's public key to the server's file"
+#: what it writes when it has been let in
+ADMITTED = "SuperNode ID:"
+ADMISSION_SECONDS = 60.0
 REFUSAL_SECONDS = 90.0
 RESTART_SECONDS = 3.0
 
@@ -38,6 +43,11 @@ RESTART_SECONDS = 3.0
 def check_site(settings: SiteFile, insecure: bool) -> Federation:
     """Look at everything that can be wrong before a run: security, data, policy. Gives the site's data."""
     check_security(settings, settings.superlink, insecure)
+    if not insecure:
+        assert settings.ca and settings.key and settings.coordinator
+        check_authority(settings.ca)
+        private_key(settings.key)
+        public_key(settings.coordinator)
     federation = own_federation(settings)
     told = describe(settings.name, federation)
     if not any(told["counts"]["train"]):
@@ -69,11 +79,32 @@ def check_connection(settings: SiteFile, insecure: bool, patience: float = 0.0) 
         )
 
 
-def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
-    """Take part in runs until stopped; the SuperNode is started again when it ends."""
-    settings.state.mkdir(parents=True, exist_ok=True)
+def check_admission(settings: SiteFile, insecure: bool) -> None:
+    """Refuse to go on when the SuperLink does not let this site's node in."""
+    secret = _new_secret(settings)
+    with start_supernode(settings, insecure, free_port(), secret) as node:
+        before = len(node.said())
+        deadline = time.monotonic() + ADMISSION_SECONDS
+        while node.running and ADMITTED not in node.said()[before:] and time.monotonic() < deadline:
+            time.sleep(0.2)
+        said = node.said()[before:]
+    if REFUSED in said:
+        raise UserError(f"{REFUSAL}; {ASK_COORDINATOR}")
+    if ADMITTED not in said:
+        raise UserError(f"the SuperNode was not let in within {ADMISSION_SECONDS:.0f} s; {node.log} says more")
+
+
+def _new_secret(settings: SiteFile) -> Path:
+    """A secret that the SuperNode shares with this process, in a folder of our own."""
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)  # models made from patients' images
     secret = settings.state / "flower" / "secret"
     write_secret(secret, secrets.token_bytes(32))
+    return secret
+
+
+def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
+    """Take part in runs until stopped; the SuperNode is started again when it ends."""
+    secret = _new_secret(settings)
     office = Office(
         settings.name,
         federation,
@@ -86,13 +117,14 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
     while True:
         port = free_port()
         with start_supernode(settings, insecure, port, secret) as node:
+            before = len(node.said())
             link = Link(f"127.0.0.1:{port}", None, secret.read_bytes())
             serve_tasks(link, _handler(office), lambda node=node: node.running)  # type: ignore[misc]
-        if REFUSED in node.tail(12):
+        if REFUSED in node.said()[before:]:
             refused_since = refused_since or time.monotonic()
             log.warning("%s; trying again", REFUSAL)
             if time.monotonic() - refused_since > REFUSAL_SECONDS:
-                raise UserError(f"{REFUSAL}; ask the coordinator to add this site's public key to the server's file")
+                raise UserError(f"{REFUSAL}; {ASK_COORDINATOR}")
         else:
             refused_since = None
             log.warning("the SuperNode ended with status %s (%s); starting it again", node.process.returncode, node.log)
@@ -102,9 +134,9 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
 def _handler(office: Office) -> Callable[[Message], Message]:
     def handle(message: Message) -> Message:
         try:
-            reply = office.answer(from_records(message.content))
+            content = to_records(office.answer(from_records(message.content)))
         except UnreadableParcel as problem:
-            reply = seal(prepare({}), error=f"the message cannot be read: {problem}")
-        return Message(to_records(reply), reply_to=message)
+            content = to_records(seal(prepare({}), error=f"the message cannot be read: {problem}"))
+        return Message(content, reply_to=message)
 
     return handle

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from equipoise.engine.files import SpilledPayload, safe_name, write_payload, write_text
 from equipoise.engine.parcels import read_counts
 from equipoise.engine.protocol import Payload, Value
@@ -41,12 +43,13 @@ class Journal:
                 path.unlink()
 
     def find(self, version: str, site: str, identity: str) -> Answer | None:
-        """The journaled reply to this very message."""
+        """The journaled reply to this very message; one that a power cut damaged is asked for again."""
         path = self._path(version, site, identity)
-        if not path.with_suffix(".json").exists():
+        try:
+            noted = json.loads(path.with_suffix(".json").read_text())
+            return Answer.of(SpilledPayload(path), noted)
+        except (OSError, ValueError, KeyError, SafetensorError):
             return None
-        noted = json.loads(path.with_suffix(".json").read_text())
-        return Answer.of(SpilledPayload(path), noted)
 
     def write(self, version: str, site: str, identity: str, payload: Payload, noted: dict[str, Any]) -> Answer:
         """Journal a reply; the answer reads its tensors from the file, so memory does not grow with sites."""

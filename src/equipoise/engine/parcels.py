@@ -15,10 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.engine.protocol import Payload, Tensors, Value, flatten, unflatten
+from equipoise.engine.protocol import Payload, Tensors, Value, check_payload, flatten, unflatten
 
 #: changes whenever server and sites of two versions could misunderstand each other
-PROTOCOL = 1
+PROTOCOL = 2
+#: kinds of numbers that travel, by name
+KINDS = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool)
+}
+LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 class UnreadableParcel(Exception):
@@ -51,7 +57,7 @@ class Parcel:
         """The header's fields."""
         try:
             header = json.loads(self.text)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise UnreadableParcel(f"its header is not JSON ({problem})") from None
         if not isinstance(header, dict):
             raise UnreadableParcel("its header is not a table")
@@ -68,13 +74,17 @@ class Parcel:
 
 
 def prepare(payload: Mapping[str, Value], half: bool = False) -> Contents:
-    """Make a payload ready to travel; `half` rounds float32 tensors to half precision on the wire."""
+    """Make a payload ready to travel; `half` rounds weights to half precision on the wire.
+
+    Weights are the float32 tensors of a dict (a model). Tensors that stand alone are counts, sums and prototypes:
+    they stay exact, as does a weight too large for half precision.
+    """
     tensors, plain = flatten(payload)
     entries, by_digest = {}, {}
     for name, tensor in tensors.items():
         kind = str(tensor.dtype).removeprefix("torch.")
         packed = tensor.detach().cpu().contiguous()
-        if half and tensor.dtype == torch.float32:
+        if half and "/" in name and _fits_half(packed):
             packed = packed.half()
         digest = tensor_digest(packed)
         entries[name] = {"digest": digest, "dtype": kind}
@@ -103,15 +113,20 @@ def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tup
             raise UnreadableParcel("a tensor is not what the header says")
     known = {**(held or {}), **parcel.tensors}
     try:
-        wanted = {name: (entry["digest"], getattr(torch, entry["dtype"])) for name, entry in header["entries"].items()}
+        wanted = {name: (entry["digest"], KINDS[entry["dtype"]]) for name, entry in header["entries"].items()}
         missing = {digest for digest, _ in wanted.values()} - known.keys()
         if missing:
             raise MissingTensors(f"{len(missing)} tensors were left out that are not at hand")
         tensors = {name: known[digest].to(dtype) for name, (digest, dtype) in wanted.items()}
         payload = unflatten(tensors, header["plain"])
+        check_payload(payload, "a parcel")
     except (KeyError, TypeError, AttributeError, AssertionError) as problem:
         raise UnreadableParcel(f"its header is incomplete ({problem})") from None
     return payload, {digest: known[digest] for digest, _ in wanted.values()}
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and (not tensor.numel() or bool(tensor.abs().max() <= LARGEST_HALF))
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -137,6 +152,6 @@ def write_counts(measures: Mapping[str, Tensors]) -> dict[str, Any]:
 def read_counts(plain: Mapping[str, Any]) -> dict[str, Tensors]:
     """The inverse of `write_counts`."""
     return {
-        place: {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in counts.items()}
+        place: {name: torch.tensor(values, dtype=KINDS[kind]) for name, (kind, values) in counts.items()}
         for place, counts in plain.items()
     }
