@@ -285,10 +285,19 @@ def stages_taken(monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[tuple[
 RECOVER, EXCHANGE, SUBLIMATE = (1, 1.0, 0.0), (2, 1.0, 1.0), (3, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("metric", ["valid", "train"])
+@pytest.mark.parametrize("metric", ["valid", "train", "released"])
 def test_a_good_deputy_recovers_exchanges_and_sublimates(monkeypatch, metric):
     settings = (f"prr.det_metric={metric}", "prr.recover=0", "prr.sublimate=0")
     assert stages_taken(monkeypatch, *settings) == [RECOVER, EXCHANGE, SUBLIMATE, SUBLIMATE]
+
+
+@pytest.mark.parametrize(("metric", "part"), [("valid", "valid"), ("train", "train"), ("released", "train")])
+def test_steps_move_by_the_predictions_of_all_images_of_a_part(monkeypatch, metric, part):
+    judged = []
+    monkeypatch.setattr("equipoise.methods.prr.macro_f1", lambda confusion: judged.append(int(confusion.sum())) or 1.0)
+    stages_taken(monkeypatch, f"prr.det_metric={metric}")
+    site = tiny_federation(setting_of("train.epochs=4").config).training_sites()[0]
+    assert judged == [len(site.splits[part])] * 2 * 3
 
 
 def test_without_sublimation_the_exchange_goes_on(monkeypatch):

@@ -72,11 +72,12 @@ class Scan:
 class Evaluate:
     """Measure predictors `{name: function(batch) -> logits}` on a part; gives `{name: counts}`.
 
-    Where a site has no images in the part, its training images are used.
+    Where a site has no images in the part, its training images are used. `view` is as in `Scan`.
     """
 
     part: str
     predictors: Mapping[str, Callable[[Any], Tensor]]
+    view: str = "plain"
 
 
 class SiteFailure(Exception):

@@ -230,7 +230,7 @@ def evaluate(client: Client, data: SiteData, augmentation: Augmentation, work: E
     def count(batch: Batch) -> Tensors:
         return {name: task.confusion(predict(batch), batch.label) for name, predict in work.predictors.items()}
 
-    sums = scan(client, part, augmentation, Scan(work.part, count))
+    sums = scan(client, part, augmentation, Scan(work.part, count, view=work.view))
     return {name: {"confusion": value} for name, value in sums.items()}
 
 

@@ -25,8 +25,10 @@ class PRROptions(Table):
     )
     recover: float = Field(0.7, ge=0, le=1, description="lambda_1: a deputy with a smaller share of the score recovers")
     sublimate: float = Field(0.9, ge=0, le=1, description="lambda_2: a deputy with a greater share of it teaches")
-    det_metric: Literal["valid", "train"] = Field(
-        "valid", description="images whose macro F1 moves the steps; train: augmented, while training (as released)"
+    det_metric: Literal["valid", "train", "released"] = Field(
+        "valid",
+        description="images whose macro F1 moves the steps; train: augmented, counted while training; "
+        "released: augmented, in a pass of their own",
     )
 
     cpa_global: bool = Field(True, description="logits compete by the federation's class counts (Eq. 9)")

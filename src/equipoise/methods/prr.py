@@ -230,9 +230,10 @@ class PRRClient(CPAClient):
         """Compare the two models after an epoch, and decide the next step."""
         options = self.options
         personal, deputy = self.personal_confusion, self.deputy_confusion
-        if options.det_metric == "valid":
+        if options.det_metric != "train":
             models = {"personal": partial(self.logits, self.net), "deputy": partial(self.logits, self.deputy)}
-            counts = yield Evaluate("valid", models)
+            on_valid = options.det_metric == "valid"
+            counts = yield Evaluate("valid", models) if on_valid else Evaluate("train", models, view="augmented")
             personal, deputy = counts["personal"]["confusion"], counts["deputy"]["confusion"]
         stage = next_stage(int(self.stage), macro_f1(deputy), macro_f1(personal), options.recover, options.sublimate)
         self.stage.fill_(stage if options.det == "ERS" else min(stage, EXCHANGE))
