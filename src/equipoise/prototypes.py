@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise._checks import check_choice
 from equipoise.errors import UserError
+from equipoise.losses import widened
 
 
 def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -18,7 +19,7 @@ def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> 
     exp(similarity / epsilon), scaled in turn to equal cluster totals and to rows that sum to 1; computed with
     logarithms, which cannot overflow. One cluster takes every sample whole.
     """
-    plan = similarity / epsilon
+    plan = widened(similarity) / epsilon
     plan = plan - plan.logsumexp((0, 1)) + math.log(max(len(plan), 1))
     for _ in range(iterations):
         plan = plan - plan.logsumexp(0, keepdim=True)
@@ -28,7 +29,9 @@ def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> 
 
 def _assign_balanced(similarity: Tensor, generator: torch.Generator | None) -> Tensor:
     """The cluster (n,) that holds most of each sample in the paper's balanced assignment."""
-    return sinkhorn(similarity).argmax(1)
+    # Where a class has fewer samples than sub-clusters, several hold all but the same share of one: which is largest
+    # would be a matter of rounding in single precision.
+    return sinkhorn(similarity.double()).argmax(1)
 
 
 def _assign_randomly(similarity: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -68,7 +71,7 @@ def update_subclusters(
     "released" (what the released code does, nearly the same) are controls that draw from `generator`.
     """
     check_choice("cluster", cluster, CLUSTERINGS)
-    features = F.normalize(features, dim=-1)
+    features = F.normalize(widened(features), dim=-1)
     updated = F.normalize(prototypes.to(features.dtype), dim=-1)
     for label, subclusters in enumerate(updated):
         members = features[labels == label]
@@ -88,7 +91,7 @@ def orthogonalise(prototypes: Tensor, steps: int = 1000, lr: float = 0.1, diagon
     "exclude" (Eq. 5 as printed) the maximum is over j != i, and C <= D + 1 prototypes end as a simplex.
     """
     check_choice("diagonal", diagonal, ("zero", "exclude"))
-    vectors = prototypes.clone()
+    vectors = widened(prototypes).clone()
     classes = torch.arange(len(vectors), device=vectors.device)
     itself = classes[:, None] == classes
     own_cosine = 0.0 if diagonal == "zero" else -torch.inf
@@ -109,7 +112,7 @@ def concept_statistics(embeddings: Tensor) -> tuple[Tensor, Tensor]:
 
     The mean is not normalised again. A single prompt has no variance: 0.
     """
-    units = F.normalize(embeddings, dim=-1)
+    units = F.normalize(widened(embeddings), dim=-1)
     mean = units.mean(1)
     squares = (units - mean[:, None]).square().sum(1)
     return mean, squares / max(embeddings.shape[1] - 1, 1)
@@ -127,15 +130,17 @@ def global_prototypes(
     check_choice("spread", spread, ("biased", "clamped", "none"))
     if present is None:
         present = local_prototypes.new_ones(local_prototypes.shape[:2], dtype=torch.bool)
+    local_prototypes = widened(local_prototypes)
     held = present[..., None]
     sites = held.sum(0)
     mean = local_prototypes.masked_fill(~held, 0.0).sum(0) / sites.clamp(min=1)
     if spread == "none":
         return mean
-    squares = (local_prototypes - mean).masked_fill(~held, 0.0).square().sum(0)
+    # A norm, not the root of a sum: where sites agree, its gradient is 0 and that of the root is not a number.
+    gaps = (local_prototypes - mean).masked_fill(~held, 0.0).norm(dim=0)
     if spread == "biased":
-        return mean + noise * (squares / sites.clamp(min=1)).sqrt()
-    return mean + noise * (squares / (sites - 1).clamp(min=1)).sqrt().clamp(min=1.0)
+        return mean + noise * (gaps / sites.clamp(min=1).sqrt())
+    return mean + noise * (gaps / (sites - 1).clamp(min=1).sqrt()).clamp(min=1.0)
 
 
 def orthogonal_frame(num_classes: int, size: int, generator: torch.Generator | None = None) -> Tensor:

@@ -131,11 +131,30 @@ def test_cpa_spares_classes_rarer_than_the_label():
     assert pushed[0] > 2 * pushed[2] > 0
 
 
-def test_cpa_bears_huge_logits_and_does_not_depend_on_a_common_shift():
-    logits, counts = normal(5, 3), torch.tensor([900, 40, 2])
+@pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("shift", [-10.0, 0.0, 30.0])
+def test_cpa_has_its_small_constant_in_denominator_and_logarithm_at_every_scale(scale, shift):
+    logits, counts = scale * normal(5, 3) + shift, torch.tensor([900, 40, 2])
+
+    def plain(z):
+        ratios = imbalance_ratios(counts.double())[LABELS]
+        chances = z.exp()[range(5), LABELS] / ((ratios * z.exp()).sum(1) + 1e-6)
+        return -(chances + 1e-6).log().mean()
+
+    assert_golden(
+        lambda z: conjoint_prototype_aligned(z, LABELS, counts), logits, plain(logits), gradient(plain, logits)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cpa_bears_huge_logits(dtype):
+    logits, counts = normal(5, 3).to(dtype), torch.tensor([900, 40, 2])
     expected = conjoint_prototype_aligned(logits, LABELS, counts)
-    assert_close(conjoint_prototype_aligned(logits + 50_000, LABELS, counts), expected, 1e-8)
-    assert gradient(lambda z: conjoint_prototype_aligned(100 * z, LABELS, counts), logits).isfinite().all()
+    assert_close(conjoint_prototype_aligned(logits + 1000, LABELS, counts), expected, 1e-4)
+    for huge in (lambda z: 1e30 * z, lambda z: z + 1e4, lambda z: z - 1e4):
+        loss = conjoint_prototype_aligned(huge(logits), LABELS, counts)
+        slope = gradient(lambda z, huge=huge: conjoint_prototype_aligned(huge(z), LABELS, counts), logits)
+        assert loss.isfinite() and slope.isfinite().all()
 
 
 def test_cpa_leaves_a_class_that_nobody_has_out_of_the_softmax():

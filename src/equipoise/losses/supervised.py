@@ -58,7 +58,9 @@ def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0, alpha: Tensor | No
     `alpha` (C,) weighs the classes; None weighs them all by 1.
     """
     losses = cross_entropy_of(logits, labels, reduction="none")
-    losses = (-torch.expm1(-losses)).pow(gamma) * losses
+    # Never quite 0: there a power below 1 is infinitely steep, and a sample that is surely right would give nan.
+    chances_missed = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
+    losses = chances_missed.pow(gamma) * losses
     return (losses if alpha is None else alpha.to(losses.dtype)[labels.long()] * losses).mean()
 
 

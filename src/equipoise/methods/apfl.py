@@ -72,8 +72,9 @@ class APFLClient(TwoNetClient):
         loss = self.loss(batch, self.outputs(batch))
         *gradients, slope = torch.autograd.grad(loss, [*phase.optimiser.parameters, self.alpha], allow_unused=True)
         phase.optimiser.update(self.adjust(list(gradients)))
-        with torch.no_grad():
-            self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
+        if slope is not None:  # without supervision (npr.supervised = false) nothing depends on the mixture
+            with torch.no_grad():
+                self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
         self.after_step()
         return loss.detach()
 
