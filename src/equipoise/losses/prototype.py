@@ -9,8 +9,6 @@ from equipoise.losses._shapes import cross_entropy_over, rows, widened
 
 EPSILON = 1e-6
 """The one small constant of CPA: in the denominator, inside the logarithm, and under the cosine."""
-LOWEST = -80.0
-"""The exponential of minus this is still finite in single precision."""
 
 
 def subcluster_scores(
@@ -86,19 +84,18 @@ def conjoint_prototype_aligned(
     beta: float = 0.8,
     tau: float = 3.0,
 ) -> Tensor:
-    """PRR-Imbalance's CPA loss: mean of -gamma_y log(e^{z_y} / (sum_j G_yj e^{z_j} + 1e-6) + 1e-6) (Chen et al., 2022).
+    """PRR-Imbalance's CPA loss: mean of -gamma_y log(e^{z_y} / sum_j G_yj e^{z_j}) (Chen et al., 2022).
 
     Logits (B, C) or (B, C, ...), `class_counts` (C,) of the whole federation, prototypes (C, D). Without
     prototypes gamma is 1 (the global objective alone); with equal counts, or beta 0, the ratio is the
     softmax.
     """
     z, labels = rows(widened(logits)), labels.flatten().long()
-    # Numerator and denominator over e^largest, so that nothing overflows; the constant goes along.
-    largest = z.detach().amax(1).clamp(min=LOWEST)
-    exponentials = (z - largest[:, None]).exp()
+    # From the largest logit down nothing overflows, and the small constants mean the same at every scale.
+    exponentials = (z - z.amax(1, keepdim=True)).exp()
     ratios = imbalance_ratios(class_counts.to(z.dtype), beta)[labels]
     own = exponentials.gather(1, labels[:, None]).squeeze(1)
-    losses = -(own / ((ratios * exponentials).sum(1) + EPSILON * (-largest).exp()) + EPSILON).log()
+    losses = -(own / ((ratios * exponentials).sum(1) + EPSILON) + EPSILON).log()
     if local_prototypes is not None and global_prototypes is not None:
         gamma = alignment_weights(local_prototypes, global_prototypes, tau).to(z.dtype)
         losses = gamma[labels] * losses
