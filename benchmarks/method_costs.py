@@ -119,7 +119,7 @@ def write_page(costs: Mapping[str, Mapping[str, float]]) -> None:
         "Written by `python benchmarks/method_costs.py`. Compute (CPU seconds of a round's local training and server",
         "step), traffic (bytes both ways) and evaluation (CPU seconds, with its adaptation) are relative to FedAvg",
         "on the phantom. FedBM trains its generator for 20 steps in every round here, and CLIMB steps its dual",
-        "variables in every round. Scores of all methods on the phantom: `equipoise study phantom-all`.",
+        "variables in every round. Scores of all methods on the phantom: [phantom-all.md](phantom-all.md).",
         "",
         "| method | paper | changes | sends | compute | traffic | evaluation |",
         "|---|---|---|---|---:|---:|---:|",
