@@ -46,8 +46,22 @@ def test_without_triton_torchs_norm_stays(monkeypatch):
     assert type(layer) is nn.BatchNorm2d
 
 
+def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", object)
+    plain = build_net(NetConfig(name="vgg16-slim"), 3)
+    quick = build_net(NetConfig(name="vgg16-slim"), 3)
+    quick.load_state_dict(plain.state_dict())
+    quicken(quick)
+    assert sum(isinstance(module, nn.ReLU) for module in quick.modules()) == 1, "the one after the 1-D norm"
+    assert list(quick.state_dict()) == list(plain.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(quick(images), plain(images))
+    assert torch.equal(quick.eval()(images), plain.eval()(images))
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 3, 3), (4, 32, 8, 8), (3, 70, 5, 4), (16, 3, 20, 20)])
-def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape):
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape, relu):
     pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU, set TRITON_INTERPRET=1")
@@ -67,7 +81,8 @@ def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape):
         second = torch.autograd.grad(sum((g**2).sum() for g in again), inputs[:2])
         return [out, *first, *second, *running]
 
-    quick = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5))
-    usual = results(lambda x, w, b, running: F.batch_norm(x, *running, w, b, True, 0.1, 1e-5))
+    quick = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, relu))
+    after = torch.relu if relu else torch.Tensor.clone
+    usual = results(lambda x, w, b, running: after(F.batch_norm(x, *running, w, b, True, 0.1, 1e-5)))
     for ours, torchs in zip(quick, usual, strict=True):
         assert_close(ours, torchs)

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Batch norm of channels-last images in training, as Triton kernels for a GPU; sums are taken in float32.
+"""Batch norm of channels-last images in training, with or without ReLU after it, as Triton kernels for a GPU.
 
-An image batch (B, C, H, W) lies in memory as rows of C channels. Sums over rows are taken in two stages, first over
-stretches of rows and then over stretches, in a fixed order: no atomics, so that repeats give the same bits.
+An image batch (B, C, H, W) lies in memory as rows of C channels. Sums over rows are taken in float32 and in two stages,
+first over stretches of rows and then over stretches, in a fixed order: no atomics, so that repeats give the same bits.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ MOST_STRETCHES = 256
 
 
 @triton.jit
-def _row_sums(x, other, mean, inverse, partial, rows, stretch, channels, BACKWARD: tl.constexpr, TILE: tl.constexpr,
-              WIDTH: tl.constexpr):  # fmt: skip
+def _row_sums(x, other, mean, inverse, weight, bias, partial, rows, stretch, channels, BACKWARD: tl.constexpr,
+              RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Partial sums (stretches, 2, C). Forward: of x less its first row, and squared. Backward: of the gradient
-    `other`, and of the gradient times the normalised x."""
+    `other` (where ReLU let values through), and of that times the normalised x."""
     block = tl.program_id(0)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < channels
     if BACKWARD:
         centre = tl.load(mean + columns, mask=inside, other=0.0)
         scale = tl.load(inverse + columns, mask=inside, other=0.0)
+        gain = tl.load(weight + columns, mask=inside, other=0.0)
+        shift = tl.load(bias + columns, mask=inside, other=0.0)
     else:
         centre = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
-        scale = centre
+        scale, gain, shift = centre, centre, centre
     first = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     second = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     for start in range(0, stretch, TILE):
@@ -43,8 +45,11 @@ def _row_sums(x, other, mean, inverse, partial, rows, stretch, channels, BACKWAR
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32) - centre[None, :]
         if BACKWARD:
             gradient = tl.load(other + offsets, mask=wanted, other=0.0).to(tl.float32)
+            normal = values * scale[None, :]
+            if RELU:
+                gradient = tl.where(normal * gain[None, :] + shift[None, :] > 0, gradient, 0.0)
             first += gradient
-            second += gradient * values * scale[None, :]
+            second += gradient * normal
         else:
             values = tl.where(wanted, values, 0.0)
             first += values
@@ -92,7 +97,7 @@ def _gradient_totals(partial, weight_gradient, bias_gradient, stretches, channel
 
 @triton.jit
 def _each_value(x, other, out, mean, inverse, weight, bias, weight_gradient, bias_gradient, rows, stretch, channels,
-                BACKWARD: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+                BACKWARD: tl.constexpr, RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Forward: x, normalised. Backward: the gradient of x, from the gradient `other` of what came out."""
     block = tl.program_id(0)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -100,23 +105,26 @@ def _each_value(x, other, out, mean, inverse, weight, bias, weight_gradient, bia
     centre = tl.load(mean + columns, mask=inside, other=0.0)
     scale = tl.load(inverse + columns, mask=inside, other=0.0)
     gain = tl.load(weight + columns, mask=inside, other=0.0)
+    shift = tl.load(bias + columns, mask=inside, other=0.0)
     if BACKWARD:
-        shift = tl.load(bias_gradient + columns, mask=inside, other=0.0) / rows
+        level = tl.load(bias_gradient + columns, mask=inside, other=0.0) / rows
         slope = tl.load(weight_gradient + columns, mask=inside, other=0.0) / rows
     else:
-        shift = tl.load(bias + columns, mask=inside, other=0.0)
-        slope = shift
+        level, slope = shift, shift
     for start in range(0, stretch, TILE):
         places = block * stretch + start + tl.arange(0, TILE)
         wanted = (places < rows)[:, None] & inside[None, :]
         offsets = places[:, None].to(tl.int64) * channels + columns[None, :]
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
         normal = (values - centre[None, :]) * scale[None, :]
+        result = normal * gain[None, :] + shift[None, :]
         if BACKWARD:
             gradient = tl.load(other + offsets, mask=wanted, other=0.0).to(tl.float32)
-            result = (gradient - shift[None, :] - normal * slope[None, :]) * (gain * scale)[None, :]
-        else:
-            result = normal * gain[None, :] + shift[None, :]
+            if RELU:
+                gradient = tl.where(result > 0, gradient, 0.0)
+            result = (gradient - level[None, :] - normal * slope[None, :]) * (gain * scale)[None, :]
+        elif RELU:
+            result = tl.maximum(result, 0.0)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
 
@@ -144,7 +152,7 @@ class _Plan:
 
 
 class BatchNormTraining(torch.autograd.Function):
-    """Batch norm by the statistics of the batch; moves the running ones."""
+    """Batch norm by the statistics of the batch, then ReLU if asked for; moves the running statistics."""
 
     @staticmethod
     def forward(
@@ -155,48 +163,56 @@ class BatchNormTraining(torch.autograd.Function):
         running: tuple[Tensor, Tensor],
         momentum: float,
         epsilon: float,
+        relu: bool,
     ) -> Tensor:
         """x (B, C, H, W), channels last; weight, bias and running mean and variance (C,), float32."""
         plan = _Plan(x)
-        partial = weight.new_empty(plan.stretches, 2, plan.channels)
+        rows, stretch, channels = plan.rows, plan.stretch, plan.channels
+        partial = weight.new_empty(plan.stretches, 2, channels)
         mean, inverse, out = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
         tiles, sizes = plan.tiles
-        _row_sums[tiles](x, x, mean, inverse, partial, plan.rows, plan.stretch, plan.channels, False, **sizes)
+        _row_sums[tiles](
+            x, x, mean, inverse, weight, bias, partial, rows, stretch, channels, False, relu, **sizes
+        )  # fmt: skip
         totals, widths = plan.totals
         _statistics[totals](
-            x, partial, mean, inverse, *running, plan.rows, plan.stretches, plan.channels, momentum, epsilon, **widths
+            x, partial, mean, inverse, *running, rows, plan.stretches, channels, momentum, epsilon, **widths
         )
         _each_value[tiles](
-            x, x, out, mean, inverse, weight, bias, mean, mean, plan.rows, plan.stretch, plan.channels, False, **sizes
+            x, x, out, mean, inverse, weight, bias, mean, mean, rows, stretch, channels, False, relu, **sizes
         )
-        ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.epsilon = epsilon
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        ctx.epsilon, ctx.relu = epsilon, relu
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, weight and bias."""
-        x, weight, mean, inverse = ctx.saved_tensors
+        x, weight, bias, mean, inverse = ctx.saved_tensors
         (gradient,) = gradients
         if torch.is_grad_enabled():  # somebody wants gradients of these gradients
-            return (*_differentiable_backward(x, weight, gradient, ctx.epsilon), None, None, None)
+            found = _differentiable_backward(x, weight, bias, gradient, ctx.epsilon, ctx.relu)
+            return (*found, None, None, None, None)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         plan = _Plan(x)
-        partial = weight.new_empty(plan.stretches, 2, plan.channels)
+        rows, stretch, channels = plan.rows, plan.stretch, plan.channels
+        partial = weight.new_empty(plan.stretches, 2, channels)
         of_weight, of_bias, of_x = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
         tiles, sizes = plan.tiles
-        _row_sums[tiles](x, gradient, mean, inverse, partial, plan.rows, plan.stretch, plan.channels, True, **sizes)
+        _row_sums[tiles](
+            x, gradient, mean, inverse, weight, bias, partial, rows, stretch, channels, True, ctx.relu, **sizes
+        )
         totals, widths = plan.totals
-        _gradient_totals[totals](partial, of_weight, of_bias, plan.stretches, plan.channels, **widths)
+        _gradient_totals[totals](partial, of_weight, of_bias, plan.stretches, channels, **widths)
         _each_value[tiles](
-            x, gradient, of_x, mean, inverse, weight, weight, of_weight, of_bias, plan.rows, plan.stretch,
-            plan.channels, True, **sizes,
+            x, gradient, of_x, mean, inverse, weight, bias, of_weight, of_bias, rows, stretch, channels, True, ctx.relu,
+            **sizes,
         )  # fmt: skip
-        return of_x, of_weight, of_bias, None, None, None
+        return of_x, of_weight, of_bias, None, None, None, None
 
 
 def _differentiable_backward(
-    x: Tensor, weight: Tensor, gradient: Tensor, epsilon: float
+    x: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor, epsilon: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The backward pass in operations that autograd can go through again."""
     pixels = (0, 2, 3)
@@ -204,6 +220,8 @@ def _differentiable_backward(
     variance, mean = torch.var_mean(values, dim=pixels, correction=0, keepdim=True)
     inverse = torch.rsqrt(variance + epsilon)
     normal = (values - mean) * inverse
+    if relu:
+        given = given * (normal * weight[:, None, None] + bias[:, None, None] > 0)
     of_bias, of_weight = given.sum(pixels), (given * normal).sum(pixels)
     rest = given - given.mean(pixels, keepdim=True) - normal * (given * normal).mean(pixels, keepdim=True)
     of_x = (rest * inverse * weight[:, None, None]).to(x.dtype)
