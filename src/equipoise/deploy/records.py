@@ -63,5 +63,5 @@ def _split(flat: dict[str, np.ndarray], contents: list[list[Any]]) -> Tensors:
         if len(piece) != size:
             raise UnreadableParcel("it holds fewer numbers than its header says")
         start[kind] += size
-        tensors[digest] = torch.from_numpy(piece.reshape(shape))
+        tensors[digest] = torch.from_numpy(piece.reshape(shape)).clone()  # into memory of its own, aligned
     return tensors

@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -70,7 +71,12 @@ def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
         seen.add(packed[name].untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file(packed, temporary, metadata={"plain": json.dumps(plain)})
+    try:
+        save_file(packed, temporary, metadata={"plain": json.dumps(plain)})
+    except SafetensorError as problem:  # a full disk, above all
+        temporary.unlink(missing_ok=True)
+        number = re.search(r"os error (\d+)", str(problem))
+        raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
     os.replace(temporary, path)
 
 
@@ -78,7 +84,16 @@ def read_payload(path: Path) -> Payload:
     """Read a payload back, whole."""
     with safe_open(path, framework="pt") as file:
         plain = json.loads(file.metadata()["plain"])
-        return unflatten({name: file.get_tensor(name) for name in file.keys()}, plain)  # noqa: SIM118
+        return unflatten({name: _read(file, name) for name in file.keys()}, plain)  # noqa: SIM118
+
+
+def _read(file: Any, name: str) -> Tensor:
+    """A tensor of an open file, in memory of its own.
+
+    The file's own bytes lie at any address, and some products of matrices round differently there: a resumed run would
+    part from an undisturbed one.
+    """
+    return file.get_tensor(name).clone()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,7 +111,7 @@ class _Entries(Mapping[str, Tensor]):
         self._file, self._prefix, self._names = safe_open(path, framework="pt"), prefix, names
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._file.get_tensor(self._prefix + name)
+        return _read(self._file, self._prefix + name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -129,7 +144,7 @@ class SpilledPayload(Mapping[str, Any]):
             return _Entries(self.path, f"{name}/", self._groups[name])
         if name in self._single:
             with safe_open(self.path, framework="pt") as file:
-                return file.get_tensor(name)
+                return _read(file, name)
         return self._plain[name]
 
     def __iter__(self) -> Iterator[str]:

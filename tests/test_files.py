@@ -1,0 +1,38 @@
+"""Payloads on disk: what is read back computes as what was written, and a disk that is full is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from equipoise.engine import files
+from equipoise.engine.files import SpilledPayload, read_payload, write_payload
+
+ALIGNMENT = 64
+
+
+def odd_payload() -> dict:
+    """Tensors of odd sizes, so that in a file most of them begin at odd addresses."""
+    return {"model": {f"w{size}": torch.randn(size) for size in (1, 3, 7, 33)}, "lone": torch.randn(5), "n": 3}
+
+
+def test_tensors_are_read_into_aligned_memory(tmp_path):
+    payload = odd_payload()
+    write_payload(tmp_path / "p.safetensors", payload)
+    spilled = SpilledPayload(tmp_path / "p.safetensors")
+    for found in (read_payload(tmp_path / "p.safetensors"), {name: spilled[name] for name in spilled}):
+        for name, tensor in {"lone": found["lone"], **dict(found["model"])}.items():
+            assert torch.equal(tensor, payload["model"].get(name, payload["lone"]))
+            assert tensor.data_ptr() % ALIGNMENT == 0, name
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def full(tensors, path: Path, metadata):
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_payload(tmp_path / "p.safetensors", odd_payload())
+    assert caught.value.errno == 28 and not list(tmp_path.iterdir())
