@@ -243,3 +243,35 @@ def test_kill_in_mid_round_and_resume_give_the_same_weights(tmp_path):
     assert start("killed", "--resume").wait(120) == 0
     assert events(tmp_path / "killed", "resumed")
     assert_same_bits(all_state(tmp_path / "straight"), all_state(tmp_path / "killed"))
+
+
+def test_the_phantom_takes_no_raw_files(equipoise):
+    code, _, err = equipoise("data", "prepare", "phantom", "--from", ".")
+    assert code == 2 and "leave --from out" in err
+
+
+def test_preparing_says_how_many_images_were_left_out(equipoise, tmp_path):
+    write_images(tmp_path / "mine", {"a": 8, "b": 8})
+    (tmp_path / "mine" / "a" / "a0.png").write_bytes(b"no image")
+    code, out, _ = equipoise("data", "prepare", "folder:mine", "--skip-unreadable", "--size", "16")
+    assert code == 0 and "15 images in" in out and "1 missing or unreadable images were left out" in out
+
+
+def test_a_folder_without_known_images_names_the_known_kinds(equipoise, tmp_path):
+    write_images(tmp_path / "mine", {"a": 1, "b": 1})
+    for path in (tmp_path / "mine").glob("*/*.png"):
+        path.rename(path.with_suffix(".xyz"))
+    code, _, err = equipoise("data", "inspect", "folder:mine")
+    assert code == 2 and ".png" in err
+
+
+def test_without_validation_images_the_last_round_is_reported_and_said_to_be(equipoise, tmp_path):
+    write_images(tmp_path / "mine", {"a": 1, "b": 1})
+    code, out, _ = equipoise("run", "--data", "folder:mine", "--out", "one", "--rounds", "2", "--set=data.size=16")
+    assert code == 0 and "selected round 2 (the last: there are no validation images to choose by)" in out
+
+
+def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file_alone(equipoise, tmp_path):
+    (tmp_path / "mine.toml").write_text("[train]\nrounds = 1\n")
+    code, _, err = equipoise("run", "mine.toml", "--set=train.epoch=1", "--out", "one")
+    assert code == 2 and "mine.toml with what the command line sets is not valid" in err

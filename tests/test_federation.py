@@ -105,6 +105,12 @@ def test_a_partition_shares_out_all_training_images_and_leaves_one_common_evalua
         assert sorted(parted.common.splits[part].rows) == rows_of(whole, part)
 
 
+def test_settings_of_a_partition_that_is_not_drawn_are_told_to_have_no_effect(load):
+    assert not any("no effect" in warning for warning in load().warnings)
+    told = [warning for warning in load(sites=5, alpha=0.1).warnings if "no effect" in warning]
+    assert [warning.split()[0] for warning in told] == ["data.alpha", "data.sites"]
+
+
 def test_the_partition_is_drawn_from_the_run_seed_unless_it_has_its_own(load):
     settings = {"partition": "dirichlet_per_class", "sites": 5, "alpha": 1.0}
     counts = lambda federation: [site.class_counts(5).tolist() for site in federation.sites]  # noqa: E731

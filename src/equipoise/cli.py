@@ -129,7 +129,7 @@ def report(
     from equipoise.report import write_report
 
     _print_headline(runs)
-    console.print(f"report: {write_report(runs, out)}", highlight=False, soft_wrap=True)
+    console.print(f"report: {escape(str(write_report(runs, out)))}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -156,7 +156,7 @@ def demo(
             folders.append(execute(config, folder, observers=[display]))
     path = write_report(folders, out / "report.html")
     _print_headline(folders)
-    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+    console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -266,7 +266,9 @@ def data_prepare(
 
     config = _data_config(name, None, size, settings, skip_unreadable=skip_unreadable or None)
     store = prepare(config, from_dir, workers=workers, progress=True)
-    console.print(f"{len(store.index)} images in {store.folder}", highlight=False, soft_wrap=True)
+    console.print(f"{len(store.index)} images in {escape(str(store.folder))}", highlight=False, soft_wrap=True)
+    for warning in store.index.facts.get("warnings", ()):
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
 
 
 @data_app.command("inspect")
@@ -285,7 +287,7 @@ def data_inspect(
     federation = load_federation(_data_config(name, root, size, settings), seed)
     console.print(table(federation))
     for warning in federation.warnings:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
     if chart is not None:
         bubble_chart(federation, chart)
         console.print(f"chart: {chart}", highlight=False)

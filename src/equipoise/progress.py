@@ -26,7 +26,7 @@ class ProgressDisplay:
             TimeRemainingColumn(),
             console=console,
         )
-        self.task = self.progress.add_task(label, total=rounds)
+        self.task = self.progress.add_task(escape(label), total=rounds)
 
     def __enter__(self) -> ProgressDisplay:
         self.progress.start()
@@ -52,13 +52,13 @@ class ProgressDisplay:
 
     def _on_round(self, fields: dict[str, Any]) -> None:
         self._show_scores()
-        losses = "  ".join(
-            f"{site} {facts['loss']:.3f}" for site, facts in list(fields["sites"].items())[:8] if "loss" in facts
-        )
-        more = f" and {len(fields['sites']) - 8} more" if len(fields["sites"]) > 8 else ""
-        self.console.print(f"round {fields['round']:>4}  loss  {losses}{more}", highlight=False)
+        losses = [f"{escape(site)} {facts['loss']:.3f}" for site, facts in fields["sites"].items() if "loss" in facts]
+        more = f" and {len(losses) - 8} more" if len(losses) > 8 else ""
+        told = f"loss  {'  '.join(losses[:8])}{more}" if losses else "loss not told"
+        self.console.print(f"round {fields['round']:>4}  {told}", highlight=False)
         for site, why in fields["missing"].items():
-            self.console.print(f"[yellow]round {fields['round']}: {site} left out:[/] {escape(why)}", highlight=False)
+            who = f"[yellow]round {fields['round']}: {escape(site)} left out:[/]"
+            self.console.print(f"{who} {escape(why)}", highlight=False)
         self.progress.update(self.task, completed=fields["round"])
 
     def _on_evaluation(self, fields: dict[str, Any]) -> None:
@@ -68,7 +68,10 @@ class ProgressDisplay:
 
     def _on_selection(self, fields: dict[str, Any]) -> None:
         self._show_scores()
-        self.console.print(f"selected round {fields['round']} ({fields['rule']}, {fields['metric']} on validation)")
+        by = f"{fields['rule']}, {fields['metric']} on validation"
+        if fields["rule"] == "best" and "value" not in fields:
+            by = "the last: there are no validation images to choose by"
+        self.console.print(f"selected round {fields['round']} ({by})")
 
     def _on_warning(self, fields: dict[str, Any]) -> None:
         self.console.print(f"[yellow]warning:[/] {escape(fields['text'])}", highlight=False)

@@ -28,7 +28,8 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), **top: 
     name = str(raw.get("method", Config.model_fields["method"].default))
     raw, own = _without_own_defaults(raw, name)
     raw = _merged(_merged(get_method(name).defaults, own), raw)
-    return parse_config(raw, option_tables(raw), source or "config")
+    where = (source or "config") + (" with what the command line sets" if settings or top else "")
+    return parse_config(raw, option_tables(raw), where)
 
 
 def _without_own_defaults(raw: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:

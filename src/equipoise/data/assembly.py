@@ -1,5 +1,6 @@
 """Turns a prepared store into a federation: parts, partition of the training images, sites, checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from equipoise.errors import UserError
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
 DEFAULT_SITES = 10
 MOST_REDRAWS = 1000
+OF_DRAWN_PARTITIONS = {"sites", "alpha", "alphas", "removal", "partition_seed", "redraw"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,12 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         channels=store.shape[0],
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
-        warnings=(*warnings, *_missing_training(images, index.classes), *index.facts.get("warnings", ())),
+        warnings=(
+            *warnings,
+            *_missing_training(images, index.classes),
+            *_without_effect(scheme, config),
+            *index.facts.get("warnings", ()),
+        ),
     )
     return _check_sites(federation, config)
 
@@ -206,6 +213,17 @@ def _check_sites(federation: Federation, config: DataConfig) -> Federation:
         fewest = f"data.min_images = {config.min_images}"
         raise UserError(f"fewer training images than {fewest} at {first_few(small)}")
     return replace(federation, sites=sites)
+
+
+def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:
+    """Warnings about settings of drawn partitions where none is drawn."""
+    if scheme == "source":
+        for name in sorted(OF_DRAWN_PARTITIONS & config.model_fields_set):
+            if getattr(config, name) != DataConfig.model_fields[name].default:
+                yield (
+                    f"data.{name} = {getattr(config, name)} has no effect: every site keeps its own images unless "
+                    "data.partition says how to draw them"
+                )
 
 
 def _partition_seed(config: DataConfig, seed: int) -> int:

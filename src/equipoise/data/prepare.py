@@ -75,6 +75,8 @@ def prepare(
     source = _source(config)
     argument = config.name.partition(":")[2]
     if config.name == "phantom":
+        if from_dir is not None:
+            raise UserError("the phantom is drawn, not read: leave --from out")
         size = {} if config.size is None else {"size": config.size}
         return phantom.build(config.phantom.model_copy(update=size), config.store_root())
     root = Path(argument) if argument else from_dir or config.root

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -225,6 +226,7 @@ def _end_with_parent() -> None:
 
 def _start_worker(config: Config, method: Method, federation: Federation) -> None:
     global _worker  # noqa: PLW0603 - a process pool hands nothing else to its tasks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(config.compute.threads)
     keep_freed_memory()

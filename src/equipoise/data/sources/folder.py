@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from equipoise.data.config import DataConfig
-from equipoise.data.raw import walk_images
+from equipoise.data.raw import SUFFIXES, walk_images
 from equipoise.data.sources import Listing, Record
 from equipoise.errors import UserError
 
@@ -28,4 +28,6 @@ def listing(config: DataConfig, root: Path) -> Listing:
         for location in walk_images(root / name):
             identifier = "!".join(filter(None, (location.file.relative_to(root).as_posix(), location.member)))
             records.append(Record(identifier, location, classes.index(name), root.name, identifier))
+    if not records:
+        raise UserError(f"{root} has no images in its folders; known are {', '.join(sorted(SUFFIXES))}")
     return Listing(config.name, classes, tuple(records))
