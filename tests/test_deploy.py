@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import socket
 import ssl
 import stat
@@ -17,24 +19,28 @@ pytest.importorskip("flwr")
 from cryptography import x509
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from equipoise.cli import app
 from equipoise.deploy import brisk, flower_api, post
+from equipoise.deploy import server as server_module
+from equipoise.deploy.descriptions import describe
 from equipoise.deploy.flower_api import Link, public_key_bytes
 from equipoise.deploy.node import _BriefSleeps
 from equipoise.deploy.pilot import check_running, files_of, lay_out, make_certificates
-from equipoise.deploy.policy import OPTIONAL, policy_for
-from equipoise.deploy.post import GridPost
+from equipoise.deploy.policy import OPTIONAL, check_words, policy_for
+from equipoise.deploy.post import GridPost, Unreachable
 from equipoise.deploy.processes import Child, free_port, interrupted_by_end_of
 from equipoise.deploy.server import check_server, conduct, running_superlink
 from equipoise.deploy.settings import ServerFile, SiteFile, check_security, on_loopback
-from equipoise.deploy.site import check_connection, check_site
+from equipoise.deploy.site import check_connection, check_name, check_site
 from equipoise.engine.parcels import prepare, seal
 from equipoise.engine.protocol import SiteFailure
 from equipoise.errors import UserError
 from equipoise.methods import get_method, method_names
-from harness import tiny_config
+from equipoise.progress import ProgressDisplay
+from harness import tiny_config, tiny_federation
 
 
 def test_certificates_vouch_for_the_server_and_private_files_are_private(tmp_path):
@@ -131,6 +137,10 @@ def test_a_pilots_files_are_sound(site_file):
         ('key = "node.key"', 'kee = "node.key"', "kee: unknown key"),
         ("[policy]", "[policy]\n[unused]", "unused: unknown key"),
         ('device = "auto"', 'device = "tpu"', "no device"),
+        ("\ntrain = ", "\ntrian = ", "no method has an action 'trian'; did you mean 'train'"),
+        ('"examples"', '"examples2"', "no method sends 'examples2' in .*; did you mean 'examples'"),
+        ("\ndescribe = ", "\nscan = ", "no method has an action 'scan'; known are .*describe"),
+        ('describe = [\n    "counts",\n]\n', "", "every run needs 'counts' in 'describe'"),
     ],
 )
 def test_a_mistake_in_a_sites_file_is_told_in_words(site_file, old, new, told):
@@ -196,6 +206,149 @@ def test_a_methods_own_policy_names_everything_on_its_disclosure_sheet(method):
     assert policy["progress"] == sorted(OPTIONAL["progress"])
     for action, entries in client.discloses.items():
         assert sorted(entries) == policy.get(action, [])
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_the_policy_of_every_method_is_in_known_words(method):
+    check_words(policy_for(get_method(method).client))
+
+
+def test_a_variant_of_a_method_has_its_words_too():
+    config = tiny_config("prr", "prr.global_view=true")
+    policy = policy_for(get_method("prr").client_class(config))
+    assert "norm" in policy["train"]
+    check_words(policy)
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "-1", "x", "65536"])
+@pytest.mark.parametrize(("kind", "key"), [(SiteFile, "superlink"), (ServerFile, "address")])
+def test_a_port_that_cannot_be_is_refused_with_its_key(server_file, site_file, kind, key, port):
+    file = {SiteFile: site_file, ServerFile: server_file}[kind]
+    file.write_text(re.sub(rf'{key} = ".*"', f'{key} = "127.0.0.1:{port}"', file.read_text()))
+    with pytest.raises(UserError, match=rf"{key}: '127.0.0.1:{port}' is no address.*1 to 65535"):
+        kind.read(file)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Names that a SuperLink has for public keys."""
+    names: dict[bytes, str] = {}
+
+    def listed(request):
+        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, name=n) for k, n in names.items()])
+
+    monkeypatch.setattr(Link, "control", lambda self: SimpleNamespace(ListNodes=listed, close=lambda: None))
+    return names
+
+
+def test_a_name_that_is_not_this_keys_is_refused_with_both(site_file, registered):
+    settings = SiteFile.read(site_file)
+    own = public_key_bytes(site_file.parent / "node.pub")
+    check_name(settings)  # a key without a name is for the server to judge
+    registered[own] = "site 1"
+    check_name(settings)
+    registered[own] = "hospital a"
+    with pytest.raises(UserError, match="name = 'site 1', but the server knows this site's key as 'hospital a'"):
+        check_name(settings)
+
+
+class RestartedSite:
+    """A post at which site b, just restarted, cannot be reached at first."""
+
+    def __init__(self, descriptions, failures):
+        self.descriptions, self.failures, self.asked = descriptions, failures, []
+
+    def gather(self, sites, enough, patience):
+        return []
+
+    def describe(self, sites, **fields):
+        self.asked.append(list(sites))
+        return [self.reply(site) for site in sites]
+
+    def reply(self, site):
+        if site == "b" and self.failures:
+            return self.failures.pop(0)
+        return seal(prepare({}), description=self.descriptions[site])
+
+
+class Noted:
+    """An observer that remembers warnings."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def event(self, event, **fields):
+        self.warnings += [fields["text"]] if event == "warning" else []
+
+
+@pytest.fixture
+def asked_of(server_file, monkeypatch):
+    """Ask sites a and b what data they have; gives their descriptions, the post and an observer."""
+    monkeypatch.setattr(server_module, "LOOK_SECONDS", 0.0)
+    config = tiny_config("fedavg")
+    known = describe("site 1", tiny_federation(config))
+
+    def ask(*failures, wait=60.0, **says):
+        told = {name: known | {"site": says.get(name, name)} for name in "ab"}
+        settings = ServerFile.read(server_file).model_copy(update={"wait": wait})
+        site, observer = RestartedSite(told, list(failures)), Noted()
+        waiting = server_module._Wait(site, ("a", "b"), [observer], lambda: None)
+        return server_module._descriptions(config, settings, site, waiting), site, observer
+
+    return ask
+
+
+def test_a_site_that_was_restarted_is_asked_again_what_data_it_has(asked_of):
+    told, site, observer = asked_of(Unreachable("Node Unavailable"), Unreachable("it is not connected"))
+    assert [description["site"] for description in told] == ["a", "b"]
+    assert site.asked == [["a", "b"], ["b"], ["b"]]
+    assert observer.warnings[0] == "b is asked again what data it has: Node Unavailable"
+
+
+def test_asking_again_ends_with_the_wait_and_a_site_that_refuses_is_not_asked_again(asked_of):
+    with pytest.raises(UserError, match="b did not say what data it has: Node Unavailable"):
+        asked_of(*[Unreachable("Node Unavailable")] * 2, wait=1e-9)
+    with pytest.raises(UserError, match="b does not take part: no"):
+        asked_of(seal(prepare({}), error="no"), Unreachable("never asked"))
+    with pytest.raises(UserError, match="b did not say what data it has: garbage"):
+        asked_of(SiteFailure("garbage"), Unreachable("never asked"))
+
+
+def test_a_node_that_says_another_name_than_its_keys_is_refused_with_both(asked_of):
+    with pytest.raises(UserError, match="the node with the key of 'b' says that it is 'z'"):
+        asked_of(b="z")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(5, Unreachable), (3, Unreachable), (1, SiteFailure)])
+def test_a_node_that_flower_could_not_reach_is_told_from_one_that_failed(messages, code, kind):
+    reply = reply_to("message 1")
+    reply.error.code = code
+    (failure,) = GridPost(FakeGrid(lambda ids: [reply]), {})._deliver([(1, seal(prepare({})))], 30.0)
+    assert type(failure) is kind
+
+
+def test_more_answers_than_there_are_sites_are_refused_before_anything_starts(server_file, tmp_path):
+    asked = ["--set", "train.min_sites=5", "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["server", str(server_file), *asked])
+    assert "train.min_sites = 5, but the server's file names 2 sites" in str(result.exception)
+    assert not ServerFile.read(server_file).state.exists()
+
+
+def test_names_are_printed_as_they_are(tmp_path):
+    command = ["certificates", str(tmp_path / "[b]x"), "--host", "localhost", "--site", "ü [red]x", "--site", ":smile:"]
+    lines = CliRunner().invoke(app, command).output.splitlines()
+    assert lines[0] == f"server: {tmp_path / '[b]x' / 'server'}"
+    assert lines[1].startswith("ü [red]x: ") and lines[2].startswith(":smile:: ")
+
+
+def test_a_loss_that_no_site_tells_is_said_to_be_untold():
+    console = Console(file=io.StringIO(), width=200)
+    display = ProgressDisplay(console, 2, "run")
+    display.event("round", round=1, sites={"a": {}, "b": {}}, missing={"[red]c": "gone"})
+    display.event("round", round=2, sites={"[red]a": {"loss": 0.5}, "b": {}}, missing={})
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].split() == ["round", "1", "loss", "not", "told"] and lines[1] == "round 1: [red]c left out: gone"
+    assert lines[2].split() == ["round", "2", "loss", "[red]a", "0.500"]
 
 
 def test_central_learning_is_refused_between_hospitals(tmp_path):

@@ -21,6 +21,8 @@ from equipoise.engine.protocol import SiteFailure
 from equipoise.engine.states import read_state
 from equipoise.errors import UserError
 from equipoise.prediction import predict_images
+from equipoise.report.record import read_run
+from equipoise.report.tables import selection_note
 from harness import assert_same_bits, events, last_checkpoint, run_tiny, server_state, site_states
 from postbox import Hospitals, Postbox
 
@@ -289,6 +291,59 @@ def test_a_site_that_cannot_measure_is_left_out_of_the_scores_with_a_warning(tmp
         "site 2",
     }
     assert "site 3 did not measure the models: it is not connected" in events(folder, "warning")[0]["text"]
+
+
+class MissesLater(CrashingPost):
+    """Site 2 measures the models of some rounds only."""
+
+    measured = (1,)
+
+    def carry(self, site, parcel):
+        header = parcel.header
+        if site == "site 2" and header["action"] == "evaluate" and header["round"] not in self.measured:
+            return SiteFailure("it is not connected")
+        return super().carry(site, parcel)
+
+
+LATER = ("train.rounds=4", "evaluation.metric='balanced_auc'", "data.phantom.images=120")
+
+
+def validation(folder: Path, number: int) -> float:
+    """Mean validation score of a round over the sites that measured it."""
+    judged = [e for e in events(folder, "evaluation") if e["part"] == "valid" and e["view"] == "global"]
+    found = [e for e in judged if e["round"] == number]
+    return sum(e["metrics"]["balanced_auc"] for e in found) / len(found)
+
+
+@pytest.mark.parametrize("crash", [0, 7])
+def test_a_round_that_a_site_did_not_measure_is_not_selected(tmp_path, crash):
+    hospitals = Hospitals(tmp_path, "fedavg", *LATER, post=MissesLater)
+    hospitals.post.before = crash
+    if crash:
+        with pytest.raises(Crash):
+            hospitals.run()
+    folder = hospitals.run(resume=bool(crash))
+    assert max(validation(folder, n) for n in (2, 3, 4)) > validation(folder, 1), "the case is worth nothing else"
+    (selection,) = events(folder, "selection")
+    assert selection["round"] == 1 and "missing" not in selection
+    told = [e["text"] for e in events(folder, "warning") if "lacks the validation score of site 2" in e["text"]]
+    assert [text.split()[1] for text in told] == ["2", "3", "4"]
+
+
+def test_the_report_says_where_the_selected_round_was_not_measured(tmp_path):
+    post = type("Never", (MissesLater,), {"measured": ()})
+    folder = Hospitals(tmp_path, "fedavg", *LATER, post=post).run()
+    (selection,) = events(folder, "selection")
+    best = max((1, 2, 3, 4), key=lambda number: validation(folder, number))
+    assert selection["round"] == best and selection["missing"] == ["site 2"]
+    assert "(not measured at site 2)" in selection_note(read_run(folder))
+
+
+def test_a_run_that_loses_nobody_has_no_incomplete_round(tmp_path):
+    drawn = ("data.partition='dirichlet_per_class'", "data.sites=2", "data.alpha=5.0", "train.participation=0.5")
+    for number, (method, settings) in enumerate([("fedrep", drawn), ("prr", ("train.participation=0.4",))]):
+        folder = Hospitals(tmp_path / str(number), method, *settings).run()
+        assert events(folder, "selection") and not events(folder, "warning")
 
 
 # ---- what may leave --------------------------------------------------------------------------------------

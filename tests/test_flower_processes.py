@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_an_unregistered_key_is_refused_in_words(consortium, tmp_path):
     said = tmp_path / "site.log"
     with start_site(stranger):
         wait_for(lambda: said.exists() and "does not know this site's key" in said.read_text(), LONG, "the refusal")
+
+
+@slow
+def test_the_check_refuses_a_name_that_another_key_has(consortium, tmp_path):
+    """Site 2 uses the key that the server has for site 1; a check with a key of its own passes."""
+    own = consortium.files["site 1"]
+    consortium.sites["site 1"].stop()
+    try:
+        wait_for(lambda: not consortium.online("site 1"), LONG, "the site's end")
+        for name, status, told in (
+            ("site 2", 2, "knows this site's key as 'site 1'"),
+            ("site 1", 0, "lets this site in"),
+        ):
+            folder = tmp_path / name
+            shutil.copytree(own.parent, folder)
+            file = folder / "site.toml"
+            file.write_text(own.read_text().replace('name = "site 1"', f'name = "{name}"'))
+            command = [sys.executable, "-m", "equipoise", "site", str(file), "--check"]
+            with Child(command, folder / "check.log") as child:
+                assert finish(child, LONG) == status, child.tail()
+            assert told in child.said()
+            wait_for(lambda: not consortium.online("site 1"), LONG, "the end of the check")
+    finally:
+        consortium.start("site 1")
 
 
 @slow

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+import shlex
+from pathlib import Path
 
+import pytest
+import typer
+
+from equipoise.cli import app
 from equipoise.config import preset_names
 from equipoise.methods import get_method
 from equipoise.runs import make_config
@@ -45,3 +51,32 @@ def test_fedbm_begins_at_the_papers_rate_and_decays_by_the_round():
     train = make_config("fedbm-oct-0.05").train
     rates = [train.optimiser.lr * train.schedule.factor(number) for number in range(3)]
     assert rates == pytest.approx([0.01, 0.01 * 0.99, 0.01 * 0.99**2])
+
+
+# ---- what the documentation names ------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(page):
+    """The lines of a page's code blocks that call `equipoise`, as words."""
+    blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    called = [shlex.split(part, comments=True) for line in lines for part in line.split(";")]
+    return [words for words in called if "equipoise" in words]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_documented_commands_have_the_options_and_presets_that_they_name(page):
+    for words in commands(page):
+        command, rest = typer.main.get_command(app), words[words.index("equipoise") + 1 :]
+        while hasattr(command, "commands") and rest and rest[0] in command.commands:
+            command = command.commands[rest.pop(0)]
+        assert command.name != "equipoise", f"{page.name}: no command in {' '.join(words)}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        given = {word.strip("[]") for word in rest if word.strip("[]").startswith("--")}
+        assert given <= known | {"--help"}, " ".join(words)
+        source = {"run": 0, "pilot": 0, "server": 1}.get(command.name)
+        named = rest[source : source + 1] if source is not None else []
+        assert all(name in preset_names() for name in named if re.fullmatch(r"[a-z][a-z0-9.-]+", name)), " ".join(words)

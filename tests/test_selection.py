@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -237,3 +239,35 @@ def test_a_site_without_validation_images_follows_the_federation():
         selection.note(number, [score(site, "valid", value, "personal") for site, value in zip("AB", values)])
     assert [selection.round_of("personal", site) for site in "ABC"] == [2, 1, 1]
     assert selection.reported("ABC") == [(2, ["A"]), (1, ["B", "C"])]
+
+
+def noted(rounds, *settings):
+    """The choice among made-up rounds {number: {site: value}} of a federation of A, B and C, saved after each."""
+    config = tiny_config("fedavg", "train.rounds=5", *settings)
+    selection = Selection(config, "global")
+    for number, values in rounds.items():
+        missing = [site for site in "ABC" if site not in values]
+        selection.note(number, [score(site, "valid", value) for site, value in values.items()], missing)
+        resumed = Selection(config, "global")
+        resumed.restore(json.loads(json.dumps(selection.record())), selection.kept)
+        selection = resumed
+    return selection.record()
+
+
+COMPLETE = {"A": 0.9, "B": 0.9, "C": 0.1}
+FLATTERED = {"A": 0.95, "B": 0.95}
+
+
+@pytest.mark.parametrize("rounds", [{1: FLATTERED, 2: COMPLETE}, {1: COMPLETE, 2: FLATTERED}])
+def test_a_round_whose_weak_site_is_missing_does_not_win(rounds):
+    chosen = noted(rounds | {3: {"A": 1.0}, 4: {}})
+    assert rounds[chosen["round"]] == COMPLETE and "missing" not in chosen
+
+
+def test_where_no_round_is_complete_the_most_complete_ones_compete():
+    chosen = noted({1: {"A": 1.0}, 2: {"A": 0.2, "B": 0.4}, 3: {"B": 0.5, "C": 0.3}, 4: {"C": 0.9}, 5: {}})
+    assert chosen == {"round": 3, "value": pytest.approx(0.4), "missing": ["A"]}
+
+
+def test_the_last_round_is_the_last_whoever_is_missing():
+    assert noted({1: COMPLETE, 2: FLATTERED}, "evaluation.rule='last'")["round"] == 2

@@ -30,6 +30,11 @@ def _prepare() -> None:
     spare_loopback_the_proxy()
 
 
+def _say(text: str) -> None:
+    """Print a line as it stands: names and paths may hold what rich takes for markup."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
     from equipoise.runs import make_config
 
@@ -62,16 +67,17 @@ def server(
 ) -> None:
     """Run a config with the hospitals that a file names, and write the report."""
     _prepare()
-    from equipoise.deploy.server import running_superlink
+    from equipoise.deploy.server import check_config, running_superlink
     from equipoise.deploy.settings import ServerFile
     from equipoise.engine.files import refuse_foreign
 
     known = ServerFile.read(file)
     config = _named(_config(source, settings, method=method, seed=seed, train={"rounds": rounds}))
+    check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
     with running_superlink(known, insecure) as link:
-        console.print(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}", highlight=False)
+        _say(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}")
         _conduct(config, known, folder, link, resume)
     _report(folder)
 
@@ -85,7 +91,7 @@ def _conduct(
     class Display(ProgressDisplay):
         def _on_connected(self, fields: dict[str, Any]) -> None:
             waiting = f"; waiting for {', '.join(fields['missing'])}" if fields["missing"] else ""
-            self.console.print(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}", highlight=False)
+            _say(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}")
 
     with Display(console, config.train.rounds, config.run_name) as display:
         conduct(config, known, folder, link, resume, [display], while_waiting)
@@ -94,7 +100,7 @@ def _conduct(
 def _report(folder: Path) -> None:
     from equipoise.report import write_report
 
-    console.print(f"report: {write_report([folder])}", highlight=False, soft_wrap=True)
+    _say(f"report: {write_report([folder])}")
 
 
 def site(
@@ -114,14 +120,14 @@ def site(
     federation = check_site(known, insecure)
     told = describe(known.name, federation)
     numbers = ", ".join(f"{sum(counts)} {part}" for part, counts in told["counts"].items())
-    console.print(f"{known.name}: {numbers} images, {len(told['classes'])} classes", highlight=False)
+    _say(f"{known.name}: {numbers} images, {len(told['classes'])} classes")
     for action, entries in known.policy.items():
-        console.print(f"  may leave in '{action}': {', '.join(entries)}", highlight=False)
+        _say(f"  may leave in '{action}': {', '.join(entries)}")
     check_connection(known, insecure, wait)
-    console.print(f"the SuperLink at {known.superlink} answers", highlight=False)
+    _say(f"the SuperLink at {known.superlink} answers")
     if check:
         check_admission(known, insecure)
-        console.print("and lets this site in", highlight=False)
+        _say("and lets this site in" + ("; its name is checked when a run starts" if insecure else ""))
     else:
         serve(known, insecure, federation)
 
@@ -138,10 +144,10 @@ def certificates(
     from equipoise.deploy.pilot import make_certificates
 
     server_file, files = make_certificates(out, f"0.0.0.0:{port}", hosts, sites, days)
-    console.print(f"server: {server_file.parent}", highlight=False, soft_wrap=True)
+    _say(f"server: {server_file.parent}")
     for name, path in files.items():
-        console.print(f"{name}: {path.parent}  (add data and policy to {path.name})", highlight=False, soft_wrap=True)
-    console.print(f"keep {out / 'ca.key'} offline", highlight=False, soft_wrap=True)
+        _say(f"{name}: {path.parent}  (add data and policy to {path.name})")
+    _say(f"keep {out / 'ca.key'} offline")
 
 
 def pilot(
@@ -172,7 +178,7 @@ def pilot(
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
     with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:
-        console.print(f"SuperLink at {link.url}; {len(files)} sites start", highlight=False)
+        _say(f"SuperLink at {link.url}; {len(files)} sites start")
         _conduct(config, known, out, link, resume, lambda: check_running(children))
     _report(out)
 

@@ -18,6 +18,7 @@ from operator import sub
 from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
@@ -147,6 +148,16 @@ def register_nodes(link: Link, keys: dict[str, bytes]) -> None:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
     finally:
         client.close()
+
+
+def registered_name(link: Link, key: ec.EllipticCurvePublicKey) -> str:
+    """The name that the node with this public key has at a SuperLink; empty where it has none."""
+    client, wanted = link.control(), public_key_to_bytes(key)
+    try:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    finally:
+        client.close()
+    return next((str(node.name) for node in nodes if node.public_key == wanted), "")
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from equipoise.engine.contract import Client
 from equipoise.engine.site import EVALUATE
 from equipoise.errors import UserError
+from equipoise.methods import get_method, method_names
 
 DESCRIBE = "describe"
 COUNTS = "counts"
@@ -64,3 +66,41 @@ def check_policy(policy: Policy, method: str, client: type[Client]) -> None:
             f"this site's policy refuses the method '{method}': it would send {', '.join(more)}; "
             f"see `equipoise methods show {method}`"
         )
+
+
+def check_words(policy: Policy) -> None:
+    """Refuse a policy that names what no method sends, or does not allow what every run needs."""
+    known = _vocabulary()
+    for action, entries in policy.items():
+        if action not in known:
+            raise UserError(f"policy: no method has an action '{action}'{_meant(action, known)}")
+        for entry in entries:
+            if entry not in known[action]:
+                raise UserError(f"policy: no method sends '{entry}' in '{action}'{_meant(entry, known[action])}")
+    for action, needed in ALWAYS.items():
+        for entry in needed.keys() - set(policy.get(action, ())):
+            raise UserError(f"policy: every run needs '{entry}' in '{action}'; add it to the line {action} = [...]")
+
+
+def _vocabulary() -> dict[str, set[str]]:
+    """{action: entries} over all methods and their variants, and what every run needs or a site may tell."""
+    for name in method_names():
+        get_method(name)  # imports it
+    known: dict[str, set[str]] = {}
+    for sheet in (ALWAYS, OPTIONAL, *(client.discloses for client in _clients(Client))):
+        for action, entries in sheet.items():
+            known.setdefault(action, set()).update(entries)
+    return known
+
+
+def _clients(client: type[Client]) -> Iterator[type[Client]]:
+    """A class of clients and all that are made from it: a method may have several, for several configs."""
+    yield client
+    for special in client.__subclasses__():
+        yield from _clients(special)
+
+
+def _meant(word: str, known: Collection[str]) -> str:
+    """Advice about a word that is not known."""
+    close = get_close_matches(word, known, 1)
+    return f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(known))}"

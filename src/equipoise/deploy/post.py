@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.brisk import until
@@ -19,6 +20,12 @@ from equipoise.engine.protocol import SiteFailure
 INTERVAL = 0.3
 #: seconds that a site which is not connected has to come back before a message passes it by
 GRACE = 20.0
+#: what Flower answers in the name of a node that is gone, though it may still list it as connected
+UNREACHED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+
+
+class Unreachable(SiteFailure):
+    """A site that a message did not reach, or that did not answer in time; it may come back."""
 
 
 class GridPost:
@@ -57,7 +64,7 @@ class GridPost:
         online = self._present({site for site, _ in parcels})
         reached = [(online[site], parcel) for site, parcel in parcels if site in online]
         replies = iter(self._deliver(reached, timeout))
-        return [next(replies) if site in online else SiteFailure("it is not connected") for site, _ in parcels]
+        return [next(replies) if site in online else Unreachable("it is not connected") for site, _ in parcels]
 
     def gather(self, sites: Sequence[str], enough: int, patience: float) -> list[str]:
         """Wait until enough of the sites are connected, or patience ends; gives those that are not."""
@@ -80,13 +87,13 @@ class GridPost:
     def _deliver(self, parcels: Sequence[tuple[int, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:
         """Push messages one by one, so that none is too large, and look for the replies until time is up."""
         waiting: dict[str, int] = {}
-        results: list[Parcel | SiteFailure] = [SiteFailure("Flower did not take the message")] * len(parcels)
+        results: list[Parcel | SiteFailure] = [Unreachable("Flower did not take the message")] * len(parcels)
         for position, (node_id, parcel) in enumerate(parcels):
             message = Message(to_records(self.sign(parcel)), node_id, "query", ttl=timeout)
             for message_id in self.grid.push_messages([message]):
                 if message_id:
                     waiting[message_id] = position
-                    results[position] = SiteFailure(f"no answer within {timeout:.0f} s")
+                    results[position] = Unreachable(f"no answer within {timeout:.0f} s")
         deadline = time.monotonic() + timeout
         time_is_up = False
         while waiting and not time_is_up:
@@ -105,7 +112,8 @@ class GridPost:
 
 def _read(reply: Message) -> Parcel | SiteFailure:
     if reply.has_error():
-        return SiteFailure(reply.error.reason or f"Flower reports error {reply.error.code}")
+        kind = Unreachable if reply.error.code in UNREACHED else SiteFailure
+        return kind(reply.error.reason or f"Flower reports error {reply.error.code}")
     try:
         return from_records(reply.content)
     except UnreadableParcel as problem:

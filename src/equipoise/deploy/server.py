@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from equipoise.config import Config
 from equipoise.data.federation import Federation
 from equipoise.deploy.descriptions import agreed_federation, digests, hosts, read_description, training_images
 from equipoise.deploy.flower_api import Link, public_key_bytes, register_nodes, server_grid
-from equipoise.deploy.post import GridPost
+from equipoise.deploy.post import GridPost, Unreachable
 from equipoise.deploy.processes import check_port, interrupted_by_end_of, start_superlink, wait_until_healthy
 from equipoise.deploy.security import check_authority, check_server_certificate, signer, write_secret
 from equipoise.deploy.settings import ServerFile, check_security, split_address
@@ -51,6 +51,15 @@ def check_server(settings: ServerFile, insecure: bool) -> None:
         signer(settings.coordinator)
         _keys(settings)
     check_port(settings.address)
+
+
+def check_config(config: Config, settings: ServerFile) -> None:
+    """Refuse what cannot be run with the sites of the server's file."""
+    if get_method(config.method).pooled:
+        raise UserError(f"'{config.method}' needs all images in one place; between hospitals there is none")
+    least, sites = config.train.min_sites, len(settings.sites)
+    if least > sites:
+        raise UserError(f"train.min_sites = {least}, but the server's file names {sites} sites")
 
 
 @contextmanager
@@ -95,9 +104,8 @@ def conduct(
 
     `while_waiting` is called now and then until the sites are connected; it may raise what makes waiting futile.
     """
+    check_config(config, settings)
     method = get_method(config.method)
-    if method.pooled:
-        raise UserError(f"'{config.method}' needs all images in one place; between hospitals there is none")
     sign = signer(settings.coordinator) if settings.coordinator and not link.insecure else lambda parcel: parcel
     with server_grid(link) as grid:
         post = GridPost(grid, {} if link.insecure else _keys(settings), sign)
@@ -130,16 +138,16 @@ class _Wait:
     sites: tuple[str, ...]
     observers: Sequence[Observer]
     check: Callable[[], None]
+    began: float = field(default_factory=time.monotonic)
 
     def until_there(self, enough: int, patience: float) -> None:
-        """Wait for all sites; go on without some where enough of them are there."""
-        deadline, known = time.monotonic() + patience, None
+        """Wait for all sites, from the beginning so many seconds; go on without some where enough are there."""
+        deadline, known = self.began + patience, None
         while True:
             self.check()
             missing = self.post.gather(self.sites, len(self.sites), LOOK_SECONDS)
             if missing != known:
-                for observer in self.observers:
-                    observer.event("connected", sites=[s for s in self.sites if s not in missing], missing=missing)
+                self.tell("connected", sites=[s for s in self.sites if s not in missing], missing=missing)
                 known = missing
             if not missing:
                 return
@@ -147,6 +155,11 @@ class _Wait:
                 break
         if len(self.sites) - len(missing) < enough:
             raise UserError(f"after {patience:.0f} s these sites are not connected: {', '.join(missing)}")
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Tell all observers."""
+        for observer in self.observers:
+            observer.event(event, **fields)
 
 
 def _consortium(
@@ -162,14 +175,30 @@ def _consortium(
         return known
     if (folder / "events.jsonl").exists():
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
-    wait.until_there(len(settings.sites), settings.wait)
-    replies = post.describe(list(settings.sites), config=config.to_toml(), method=config.method)
     consortium = {
         "run": f"{config.run_name}-{secrets.token_hex(4)}",
-        "sites": [_description(site, reply) for site, reply in zip(settings.sites, replies)],
+        "sites": _descriptions(config, settings, post, wait),
     }
     write_text(path, json.dumps(consortium, indent=1))
     return consortium
+
+
+def _descriptions(config: Config, settings: ServerFile, post: GridPost, wait: _Wait) -> list[dict[str, Any]]:
+    """What every site says of its data; one that is restarted meanwhile is asked again until the wait is over."""
+    told: dict[str, dict[str, Any]] = {}
+    while True:
+        wait.until_there(len(settings.sites), settings.wait)
+        asked = [site for site in settings.sites if site not in told]
+        replies = post.describe(asked, config=config.to_toml(), method=config.method)
+        over = time.monotonic() - wait.began > settings.wait
+        for site, reply in zip(asked, replies):
+            if isinstance(reply, Unreachable) and not over:
+                wait.tell("warning", text=f"{site} is asked again what data it has: {reply}")
+            else:
+                told[site] = _description(site, reply)
+        if len(told) == len(settings.sites):
+            return [told[site] for site in settings.sites]
+        time.sleep(LOOK_SECONDS)
 
 
 def _description(site: str, reply: Any) -> dict[str, Any]:

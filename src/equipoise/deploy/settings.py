@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat
 
 from equipoise.config import Table, parse_toml, validated
 from equipoise.data.config import DataConfig
@@ -15,6 +15,18 @@ from equipoise.errors import UserError
 
 #: what TLS, node authentication and signed messages need
 KEYS = ("ca", "certificate", "key", "coordinator")
+
+
+def _address(text: str) -> str:
+    """An address that can be used; a mistake is told with its place in the file."""
+    try:
+        split_address(text)
+    except UserError as problem:
+        raise ValueError(str(problem)) from None
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class DeploymentFile(Table):
@@ -46,7 +58,7 @@ class DeploymentFile(Table):
 class ServerFile(DeploymentFile):
     """What `equipoise server` needs to know besides the run's config."""
 
-    address: str = Field("127.0.0.1:8443", description="where the SuperLink listens, HOST:PORT")
+    address: Address = Field("127.0.0.1:8443", description="where the SuperLink listens, HOST:PORT")
     sites: dict[str, Path] = Field(min_length=1, description="{site: public key of its node}, in the order of merging")
     ca: Path | None = Field(None, description="certificate of the consortium's CA")
     certificate: Path | None = Field(None, description="the server's certificate")
@@ -66,7 +78,7 @@ class SiteFile(DeploymentFile):
     """What `equipoise site` needs to know: who it is, its data, whom it trusts, what may leave."""
 
     name: str = Field(min_length=1, description="the site's name in the consortium, as the server's file has it")
-    superlink: str = Field(description="the server's address, HOST:PORT")
+    superlink: Address = Field(description="the server's address, HOST:PORT")
     data: DataConfig
     seed: int = Field(1, ge=0, description="draws the partition, where the data is one that is partitioned")
     policy: dict[str, list[str]] = Field(description="{action: entries that may leave}; see `equipoise methods show`")
@@ -102,7 +114,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise UserError(f"'{address}' is no address; write HOST:PORT")
+        raise UserError(f"'{address}' is no address; write HOST:PORT, with a port from 1 to 65535")
     return host.strip("[]"), int(port)
 
 

@@ -14,8 +14,9 @@ from flwr.app import Message
 from equipoise.data import load_federation
 from equipoise.data.federation import Federation, Site
 from equipoise.deploy.descriptions import describe
-from equipoise.deploy.flower_api import Link, serve_tasks
+from equipoise.deploy.flower_api import Link, registered_name, serve_tasks
 from equipoise.deploy.office import Office
+from equipoise.deploy.policy import check_words
 from equipoise.deploy.processes import free_port, start_supernode
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import check_authority, private_key, public_key, verifier, write_secret
@@ -54,6 +55,7 @@ def check_site(settings: SiteFile, insecure: bool) -> Federation:
         raise UserError(f"site '{settings.name}' has no training image in {settings.data.name}")
     if not settings.policy:
         raise UserError("the policy allows nothing to leave; `equipoise methods show NAME` lists what a method sends")
+    check_words(settings.policy)
     choose_device(settings.device)
     return federation
 
@@ -80,7 +82,7 @@ def check_connection(settings: SiteFile, insecure: bool, patience: float = 0.0) 
 
 
 def check_admission(settings: SiteFile, insecure: bool) -> None:
-    """Refuse to go on when the SuperLink does not let this site's node in."""
+    """Refuse to go on when the SuperLink does not let this site's node in, or knows it by another name."""
     secret = _new_secret(settings)
     with start_supernode(settings, insecure, free_port(), secret) as node:
         before = len(node.said())
@@ -92,6 +94,19 @@ def check_admission(settings: SiteFile, insecure: bool) -> None:
         raise UserError(f"{REFUSAL}; {ASK_COORDINATOR}")
     if ADMITTED not in said:
         raise UserError(f"the SuperNode was not let in within {ADMISSION_SECONDS:.0f} s; {node.log} says more")
+    if not insecure:
+        check_name(settings)
+
+
+def check_name(settings: SiteFile) -> None:
+    """Refuse a name other than the one that this site's key has at the server; a run would be refused for it."""
+    assert settings.key
+    known = registered_name(Link(settings.superlink, settings.ca), private_key(settings.key).public_key())
+    if known and known != settings.name:
+        raise UserError(
+            f"name = '{settings.name}', but the server knows this site's key as '{known}'; "
+            "write that name, or ask the coordinator whose key it is"
+        )
 
 
 def _new_secret(settings: SiteFile) -> Path:

@@ -70,6 +70,14 @@ class Evaluator:
         """Scores of every view of a round's models at every place that has images in the parts."""
         return (yield from self._measure(number, self._requests(parts, scores)))
 
+    def unmeasured(self, view: str, parts: Sequence[str], scores: Sequence[Score]) -> list[str]:
+        """The sites (or other places) that should have measured a view on validation images, but have not."""
+        common = (self.federation.common,) if self.federation.common else ()
+        judges = {place.name for place in (*self.federation.sites, *common) if _has(place, ("valid",))}
+        due = [r.site for r in self._requests(parts, False) if view in r.views and (r.data or r.site) in judges]
+        measured = {score.site for score in scores if score.view == view and score.part == "valid"}
+        return [place for place in due if place not in measured]
+
     def _requests(self, parts: Sequence[str], scores: bool) -> list[Request]:
         common = (self.federation.common,) if self.federation.common else ()
         trains = [site.name for site in self.federation.training_sites()]

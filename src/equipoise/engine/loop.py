@@ -286,7 +286,9 @@ class Run:
         for score in scores:
             self._tell_score(score, number)
         if number >= settings.first_round:
-            self.selection.note(number, [*scores, *trained])
+            missing = self.evaluator.unmeasured(self.selection.view, parts, scores)
+            self._tell_incomplete(number, missing)
+            self.selection.note(number, [*scores, *trained], missing)
         if last:
             chosen = self.selection.record()
             self._tell("selection", rule=settings.rule, metric=settings.metric, view=self.selection.view, **chosen)
@@ -295,6 +297,11 @@ class Run:
         for (site, what), why in self.engine.undone.items():
             self._tell("warning", text=f"round {number}: {site} did not {what}: {why}")
         self.engine.undone.clear()
+
+    def _tell_incomplete(self, number: int, missing: Sequence[str]) -> None:
+        if missing and self.config.evaluation.rule == "best":
+            text = f"round {number} lacks the validation score of {', '.join(missing)}"
+            self._tell("warning", text=f"{text}: it is selected only if no round was measured at more sites")
 
     def _tell_untrained(self) -> None:
         """Name the sites whose test scores right after training are wanted, but not known."""

@@ -9,11 +9,15 @@ from equipoise.config import Config
 from equipoise.engine.evaluation import TRAINED, Score, mean_scores
 
 Choice = dict[str, Any]
-"""A chosen `round`, and the validation `value` that chose it, where there is validation data."""
+"""A chosen `round`, the validation `value` that chose it, where there is validation data, and the places that are
+`missing` in that value, if any."""
 
 
 class Selection:
     """The choice so far. Validation scores of `view` alone decide; test scores are only kept.
+
+    A mean over fewer places may be higher just because a hard one is missing. So of the rounds only those compete that
+    were measured everywhere, or, where none was, those that were measured at most places.
 
     `kept` are test scores that nobody can measure at the end, since the models are gone: one list for each of the last
     rounds where their mean is reported, else one list of the scores right after training in the rounds that stand.
@@ -26,8 +30,12 @@ class Selection:
         self.sites: dict[str, Choice] = {}
         self.kept: list[list[Score]] = []
 
-    def note(self, number: int, scores: Sequence[Score]) -> None:
-        """Judge a round by its validation scores, and keep what will be needed of its test scores."""
+    def note(self, number: int, scores: Sequence[Score], missing: Sequence[str] = ()) -> None:
+        """Judge a round by its validation scores, and keep what will be needed of its test scores.
+
+        Args:
+            missing: places whose validation score is due, but did not come
+        """
         settings = self.config.evaluation
         judged = [
             score
@@ -35,20 +43,23 @@ class Selection:
             if score.part == "valid" and score.view == self.view and score.metric(settings.metric) is not None
         ]
         value = mean_scores(judged)["metrics"][settings.metric] if judged else None
-        self.federation = self._better(self.federation, number, value)
+        self.federation = self._better(self.federation, number, value, missing)
         if settings.select == "site":
             for score in judged:
                 before = self.sites.get(score.site, {})
                 self.sites[score.site] = self._better(before, number, score.metric(settings.metric))
         self._keep(number, [score for score in scores if score.part == "test"])
 
-    def _better(self, before: Choice, number: int, value: float | None) -> Choice:
+    def _better(self, before: Choice, number: int, value: float | None, missing: Sequence[str] = ()) -> Choice:
         """The choice between the one that stands and a new round."""
+        new: Choice = {"round": number}
+        new |= {"value": value} if value is not None else {}
+        new |= {"missing": list(missing)} if missing else {}
         known = self.config.evaluation.rule == "best" and "value" in before
-        if known and (value is None or value <= before["value"]):
+        if known and (value is None or _merit(new) <= _merit(before)):
             return before
         # Without validation data nothing can be judged: the newest round stands.
-        return {"round": number} | ({"value": value} if value is not None else {})
+        return new
 
     def _keep(self, number: int, tests: Sequence[Score]) -> None:
         if self.config.evaluation.rule == "mean_last":
@@ -92,3 +103,8 @@ class Selection:
         self.sites = dict(record.get("sites", {}))
         self.federation = {key: value for key, value in record.items() if key != "sites"}
         self.kept = kept
+
+
+def _merit(choice: Choice) -> tuple[int, float]:
+    """What rounds are compared by: how few places are missing, then the value."""
+    return -len(choice.get("missing", ())), choice["value"]

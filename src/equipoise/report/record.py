@@ -93,7 +93,10 @@ class SiteChoice(Event):
 
 
 class Selection(Event):
-    """Which round was chosen, on validation data alone; `sites` where each site chose its own."""
+    """Which round was chosen, on validation data alone; `sites` where each site chose its own.
+
+    `missing` are places that did not measure the chosen round.
+    """
 
     rule: str
     metric: str
@@ -101,6 +104,7 @@ class Selection(Event):
     round: int
     value: float | None = None
     sites: dict[str, SiteChoice] = Field(default_factory=dict)
+    missing: list[str] = Field(default_factory=list)
 
     @property
     def rounds(self) -> set[int]:

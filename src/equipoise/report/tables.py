@@ -157,6 +157,8 @@ def _selection_sentence(selection: Selection) -> str:
     if selection.sites:
         rounds = ", ".join(f"{site} {choice.round}" for site, choice in selection.sites.items())
         return f"For each site the round that is best by its own validation {value} on average: {rounds}"
+    if selection.missing:
+        value += f" (not measured at {', '.join(selection.missing)})"
     match selection.rule:
         case "mean_last" if selection.value is None:
             return f"No validation data: the mean over the last rounds up to {selection.round}"
