@@ -40,6 +40,8 @@ console = Console()
 INTERRUPTED = 130
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
+#: columns of a terminal that has room for wider gaps in a table
+ROOMY = 90
 #: headings that fit a narrow terminal
 SHORT_TITLES = {
     "balanced_accuracy": "bal.\nacc.",
@@ -48,7 +50,7 @@ SHORT_TITLES = {
     "balanced_auc": "bal.\nAUC",
     "worst_class_recall": "worst\nclass",
     "worst_site": "worst\nsite",
-    "spread": "spread\nsites",
+    "spread": "s.d.\nsites",
 }
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
@@ -100,7 +102,7 @@ def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
         execute(config, folder, resume, [display])
     path = write_report([folder])
     _print_headline([folder])
-    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+    console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 def _print_headline(folders: list[Path]) -> None:
@@ -111,7 +113,8 @@ def _print_headline(folders: list[Path]) -> None:
     rows = headline([read_run(folder) for folder in folders])
     parts = {row.part for row in rows}
     title = "test, %" if parts <= {"test"} else "validation, % (no test results)"
-    table = RichTable("method", "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    gap = 1 if console.width >= ROOMY else 0
+    table = RichTable("method", "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
     for column in COLUMNS:
         table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
     for row in rows:
@@ -290,7 +293,7 @@ def data_inspect(
         console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
     if chart is not None:
         bubble_chart(federation, chart)
-        console.print(f"chart: {chart}", highlight=False)
+        console.print(f"chart: {escape(str(chart))}", highlight=False, soft_wrap=True)
 
 
 def _data_config(name: str, root: Path | None, size: int | None, settings: list[str] | None, **more: Any) -> Any:
