@@ -114,11 +114,7 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
     chosen = sites[: round(system.share * len(sites))]
     with tempfile.TemporaryDirectory() as folder, LocalEngine(method, setting, federation, Path(folder)) as engine:
         server = method.server(setting)
-        engine.begin(0, 0)
-        start, replies = server.start(sites), None
-        while (ask := next_ask(start, replies)) is not None:
-            replies = finish(engine.ask(ask))
-        engine.commit()
+        converse(engine, server.start(sites))
         first, usual, rare = (time_round(engine, server, number, chosen) for number in system.rounds)
     extra = (rare.server - usual.server) / system.every if system.every > 1 else 0.0
     whole, at_server = usual.whole + extra, usual.server + extra
@@ -131,12 +127,17 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
     }
 
 
-def next_ask(conversation: Conversation, replies: object) -> object:
-    """The server's next ask, or None at its end."""
-    try:
-        return conversation.send(replies)
-    except StopIteration:
-        return None
+def converse(engine: Engine, start: Conversation) -> None:
+    """Lead what a server asks before the first round to its end."""
+    engine.begin(0, 0)
+    replies = None
+    while True:
+        try:
+            ask = start.send(replies)
+        except StopIteration:
+            engine.commit()
+            return
+        replies = finish(engine.ask(ask))
 
 
 def main() -> None:

@@ -66,5 +66,5 @@ def quicken(*modules: ModuleType) -> None:
     """Let modules of Flower use these waits."""
     for module in modules:
         if not hasattr(module, "pull_objects"):
-            raise ImportError(f"{module.__name__} of this Flower pulls no objects; Equipoise knows 1.41 and 1.42")
+            raise ImportError(f"{module.__name__} of this Flower pulls no objects; Equipoise knows 1.41")
         module.pull_objects = pull_objects  # type: ignore[attr-defined]

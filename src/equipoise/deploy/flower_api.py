@@ -1,4 +1,4 @@
-"""The one place that reaches into Flower 1.41 and 1.42 beyond its public API.
+"""The one place that reaches into Flower 1.41 beyond its public API.
 
 Flower starts a new process per message and runs the code that the server sends along. Here both sides take their
 tasks from Flower themselves: a site runs only the Equipoise that its hospital installed, in a process that stays
