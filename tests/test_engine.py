@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import contract_method
+from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Client, Method
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
+from equipoise.engine.site import Request
 from equipoise.engine.training import cut
 from equipoise.errors import UserError
 from equipoise.methods import get_method
@@ -265,3 +269,16 @@ def test_mean_of_the_last_rounds_averages_their_test_scores(tmp_path):
     assert {e["round"] for e in tests} == {3, 4}
     for site, value in finals.items():
         assert value == pytest.approx(sum(e["metrics"]["accuracy"] for e in tests if e["site"] == site) / 2)
+
+
+def test_on_a_gpu_sites_with_the_most_images_take_slots_first_and_keep_their_places():
+    federation = tiny_federation(tiny_config("fedavg"))
+    sites = {site.name: site for site in federation.sites}
+    engine = SimpleNamespace(
+        setting=SimpleNamespace(config=tiny_config("fedavg")), data=lambda name: SimpleNamespace(site=sites[name])
+    )
+    requests = [Request("train", name, 1) for name in sites]
+    ordered = Cohort(engine, None)._longest_first(requests)
+    sizes = [sum(map(len, sites[request.site].splits.values())) for _, request in ordered]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 1
+    assert [requests[place] for place, _ in ordered] == [request for _, request in ordered]

@@ -139,9 +139,9 @@ def report(
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
     rounds: Annotated[int, typer.Option(min=1)] = 15,
-    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg",
+    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
 ) -> None:
-    """Compare FedAvg with local training on the built-in phantom; ends with a report to look at."""
+    """Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at."""
     import shutil
 
     from equipoise.engine.files import refuse_foreign
