@@ -13,7 +13,8 @@ from equipoise.engine.loop import Run
 from equipoise.errors import UserError
 from equipoise.losses import balanced_softmax, diversity, norm_statistics_gap
 from equipoise.methods import get_method
-from equipoise.methods.fedbm import FedBMClient, FedBMServer, jittered, norm_inputs
+from equipoise.methods._fedbm_generator import jittered, norm_inputs
+from equipoise.methods.fedbm import FedBMClient, FedBMServer
 from equipoise.prototypes import concept_statistics
 from equipoise.runs import make_config
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_config, tiny_federation
@@ -148,7 +149,8 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_three_terms():
         weights = (f"fedbm.lambda_div={div}", f"fedbm.lambda_dis={dis}")
         server = FedBMServer(setting_of(*SMALL, *weights))
         server.parts.net.eval()
-        return server.generator_loss(images, codes, labels, torch.Generator().manual_seed(1)), server
+        server.training.random.manual_seed(1)
+        return server.training.loss(images, codes, labels), server
 
     random = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 16, 16, generator=random)

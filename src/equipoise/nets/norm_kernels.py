@@ -16,8 +16,10 @@ from torch import Tensor
 
 #: values that a program reads at a time
 TILE_VALUES = 2048
-#: stretches of rows at most: about two for each processor of a large GPU
+#: stretches of rows to add up at most: about two for each processor of a large GPU
 MOST_STRETCHES = 256
+#: tiles that a program goes over where nothing is added up
+TILES_EACH = 4
 
 
 @triton.jit
@@ -139,11 +141,22 @@ class _Plan:
         self.stretch = triton.cdiv(triton.cdiv(self.rows, MOST_STRETCHES), self.tile) * self.tile
         self.stretches = triton.cdiv(self.rows, self.stretch)
         self.across = triton.cdiv(self.channels, self.width)
+        self.sizes = {"TILE": self.tile, "WIDTH": self.width}
 
     @property
-    def tiles(self) -> tuple[tuple[int, int], dict[str, int]]:
-        """The grid and constants of a kernel that goes over all values."""
-        return (self.stretches, self.across), {"TILE": self.tile, "WIDTH": self.width}
+    def sums(self) -> tuple[int, int]:
+        """The grid of a kernel that adds up rows by stretches."""
+        return self.stretches, self.across
+
+    @property
+    def run(self) -> int:
+        """Rows that a program goes over in a kernel that takes each value by itself."""
+        return TILES_EACH * self.tile
+
+    @property
+    def each(self) -> tuple[int, int]:
+        """The grid of such a kernel."""
+        return triton.cdiv(self.rows, self.run), self.across
 
     @property
     def totals(self) -> tuple[tuple[int], dict[str, int]]:
@@ -170,16 +183,15 @@ class BatchNormTraining(torch.autograd.Function):
         rows, stretch, channels = plan.rows, plan.stretch, plan.channels
         partial = weight.new_empty(plan.stretches, 2, channels)
         mean, inverse, out = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
-        tiles, sizes = plan.tiles
-        _row_sums[tiles](
-            x, x, mean, inverse, weight, bias, partial, rows, stretch, channels, False, relu, **sizes
-        )  # fmt: skip
+        _row_sums[plan.sums](
+            x, x, mean, inverse, weight, bias, partial, rows, stretch, channels, False, relu, **plan.sizes
+        )
         totals, widths = plan.totals
         _statistics[totals](
             x, partial, mean, inverse, *running, rows, plan.stretches, channels, momentum, epsilon, **widths
         )
-        _each_value[tiles](
-            x, x, out, mean, inverse, weight, bias, mean, mean, rows, stretch, channels, False, relu, **sizes
+        _each_value[plan.each](
+            x, x, out, mean, inverse, weight, bias, mean, mean, rows, plan.run, channels, False, relu, **plan.sizes
         )
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.epsilon, ctx.relu = epsilon, relu
@@ -198,15 +210,14 @@ class BatchNormTraining(torch.autograd.Function):
         rows, stretch, channels = plan.rows, plan.stretch, plan.channels
         partial = weight.new_empty(plan.stretches, 2, channels)
         of_weight, of_bias, of_x = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
-        tiles, sizes = plan.tiles
-        _row_sums[tiles](
-            x, gradient, mean, inverse, weight, bias, partial, rows, stretch, channels, True, ctx.relu, **sizes
+        _row_sums[plan.sums](
+            x, gradient, mean, inverse, weight, bias, partial, rows, stretch, channels, True, ctx.relu, **plan.sizes
         )
         totals, widths = plan.totals
         _gradient_totals[totals](partial, of_weight, of_bias, plan.stretches, channels, **widths)
-        _each_value[tiles](
-            x, gradient, of_x, mean, inverse, weight, bias, of_weight, of_bias, rows, stretch, channels, True, ctx.relu,
-            **sizes,
+        _each_value[plan.each](
+            x, gradient, of_x, mean, inverse, weight, bias, of_weight, of_bias, rows, plan.run, channels, True,
+            ctx.relu, **plan.sizes,
         )  # fmt: skip
         return of_x, of_weight, of_bias, None, None, None, None
 

@@ -1,0 +1,101 @@
+"""How FedBM's server trains its generator: on Eqs. 6 to 10, against the global model.
+
+Zhu et al., FedBM, Medical Image Analysis 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.config import OptimiserConfig
+from equipoise.engine.contract import Setting
+from equipoise.engine.optimiser import Optimiser
+from equipoise.engine.repeat import Repeated
+from equipoise.losses import diversity, norm_statistics_gap
+from equipoise.methods._fedbm_parts import Parts
+
+CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
+BETAS = (0.5, 0.999)  # of Adam
+
+
+class GeneratorTraining:
+    """Trains the generator of some parts against their net, the teacher, which stands still."""
+
+    def __init__(self, parts: Parts, setting: Setting):
+        self.parts = parts
+        self.options = setting.options
+        self.num_classes = setting.num_classes
+        self.random = torch.Generator(device=setting.device)
+        self.optimiser = Optimiser(
+            parts.generator.named_parameters(), OptimiserConfig(name="adam", betas=BETAS, lr=self.options.generator_lr)
+        )
+        self.steps = Repeated(self.step, self.random, setting.config.compute.capture)
+
+    def run(self, random: torch.Generator) -> None:
+        """Some steps from the generator as it is, with Adam's moments anew."""
+        self.random.set_state(random.get_state())
+        for tensor in self.optimiser.state().values():
+            tensor.zero_()
+        self.optimiser.lr.fill_(self.options.generator_lr)
+        self.parts.generator.train()
+        self.parts.net.eval().requires_grad_(False)
+        self.steps(self.options.generator_steps)
+
+    def step(self) -> None:
+        """One step on as many labels of every class as chance gives."""
+        labels = torch.randint(
+            self.num_classes, (self.options.generator_batch,), generator=self.random, device=self.random.device
+        )
+        codes = self.parts.codes.draw(labels, self.random)
+        loss = self.loss(self.parts.generator(codes), codes, labels)
+        self.optimiser.update(torch.autograd.grad(loss, self.optimiser.parameters))
+
+    def loss(self, images: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+        """L_sem + lambda_div L_div + lambda_dis L_dis (Eq. 10) of images (B, C, H, W) made from codes (B, D)."""
+        options, parts = self.options, self.parts
+        with norm_inputs(parts.net) as seen:
+            output = parts.net(parts.show(jittered(images, self.random)))
+        loss = parts.classifier.loss(output, labels) if options.frozen else F.cross_entropy(output, labels)
+        if options.lambda_div:
+            loss = loss + options.lambda_div * diversity(codes, images, labels, self.num_classes)
+        if options.lambda_dis:
+            loss = loss + options.lambda_dis * norm_statistics_gap(*zip(*seen))
+        return loss
+
+
+def jittered(images: Tensor, random: torch.Generator) -> Tensor:
+    """Images (B, C, H, W) shifted by a few pixels onto black and perhaps flipped: one draw for the whole batch.
+
+    Rows and columns are picked by their places, which the device works out: the host need not know what was drawn.
+    """
+    shifts = torch.randint(2 * CROP_MARGIN + 1, (2,), generator=random, device=random.device)
+    flips = torch.randint(2, (2,), generator=random, device=random.device).bool()
+    shown = F.pad(images, (CROP_MARGIN,) * 4)
+    for axis, shift, flip in zip((-2, -1), shifts, flips):
+        places = torch.arange(images.shape[axis], device=images.device)
+        shown = shown.index_select(axis, shift + torch.where(flip, places.flip(0), places))
+    return shown
+
+
+@contextmanager
+def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
+    """Note what the net's 2-D batch norms are given: per layer the mean and biased variance of the batch and the
+    running mean and variance, (channels,) each. The hooks are gone at the end."""
+    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=0)
+        seen.append((mean, variance, layer.running_mean, layer.running_var))
+
+    hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
