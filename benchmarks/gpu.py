@@ -1,6 +1,6 @@
 """How fast sites train on one GPU: the engine's cohort beside the usual eager loop, in one run, as ratios.
 
-    python benchmarks/gpu.py [--quick] [--only NAME] [--out results/benchmarks]
+    python benchmarks/gpu.py [--quick] [--only NAME] [--epochs 2] [--sharing] [--out results/benchmarks]
 
 Engine figures are of whole rounds of FedAvg: images resident as uint8, augmentation, steps, averaging; no
 evaluation. The usual loop is given its images ready-made on the device.
@@ -282,6 +282,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--only", default="", help="settings whose name holds this")
     parser.add_argument("--epochs", type=int, default=0, help="rounds of the dermoscopic federation to time")
+    parser.add_argument("--sharing", action="store_true", help="also four runs in one process against one")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
@@ -297,7 +298,7 @@ def main() -> None:
         seconds = figures["round_s"] / EPOCHS
         print(f"{method}: {seconds:.3f} s per local epoch of the dermoscopic federation", flush=True)
         _write(arguments.out / "gpu.json", **{f"{method}_epoch_s": seconds})
-    if arguments.epochs and not arguments.quick:
+    if arguments.sharing:
         _write(arguments.out / "gpu.json", four_runs=sharing(12))
     if not arguments.quick:
         _write(arguments.out / "gpu.json", slots=slot_scaling(arguments.device))

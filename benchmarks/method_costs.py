@@ -4,7 +4,8 @@
 
 `compute` is a round without its evaluation; `evaluation` is that evaluation, after every round, with whatever a method
 does to make personal models of the global one first (FedBABU, FedETF and Per-FedAvg adapt there: in a run with
-`evaluation.every = 1` they pay this in every round); `traffic` is what sites send and receive in a round.
+`evaluation.every = 1` they pay this in every round, unless `evaluation.view = "global"`); `traffic` is what sites send
+and receive in a round.
 
 Each method runs right after a run of FedAvg, and CPU time is counted instead of wall time, so that a busy machine
 disturbs the ratios little; rounds leave no checkpoints. Writes `src/equipoise/methods/costs.json`, which

@@ -102,7 +102,12 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
     sizes = [size // 100 + 2 for size in system.sizes] if tiny else system.sizes
     federation = noise_federation(sizes, pixels, system.classes, [system.valid] * len(sizes) if system.valid else ())
     federation = replace(federation, classes=system.names or federation.classes)
-    cuda = ("compute.precision='bf16'", "compute.channels_last=true", f"compute.slots={len(sizes)}")
+    cuda = (
+        "compute.precision='bf16'",
+        "compute.channels_last=true",
+        "compute.deterministic=false",
+        f"compute.slots={len(sizes)}",
+    )
     settings = [
         "net.weights='none'",
         "evaluation.trained=false",

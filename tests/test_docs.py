@@ -43,7 +43,15 @@ def test_gpu_settings(setting):
     row = cells("performance.md", f"{title}, {pixels} px, batch {batch}, {sites} sites")
     eager, engine = setting["eager_img_s"], setting["engine_img_s"]
     shown = [setting["precision"], f"{eager:,.0f}", f"{engine:,.0f}", f"x{engine / eager:.1f}"]
-    assert row[1:] == [*shown, f"{engine / setting['reference_img_s']:.0%}".replace("%", " %")]
+    share = f"{engine / setting['reference_img_s']:.0%}".replace("%", " %")
+    assert row[1:] == [*shown, share, f"{setting['capture_s']:.1f}"]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4, 8, 16])
+def test_gpu_slots(slots):
+    speeds = {row["slots"]: row["img_s"] for row in measured("gpu.json")["slots"]}
+    shown = [f"{slots}", f"{speeds[slots]:,.0f}", f"x{speeds[slots] / speeds[1]:.1f}"]
+    assert " ".join(["|", " | ".join(shown), "|"]) in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_gpu_epochs():

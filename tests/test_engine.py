@@ -282,3 +282,20 @@ def test_on_a_gpu_sites_with_the_most_images_take_slots_first_and_keep_their_pla
     sizes = [sum(map(len, sites[request.site].splits.values())) for _, request in ordered]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 1
     assert [requests[place] for place, _ in ordered] == [request for _, request in ordered]
+
+
+def test_on_a_gpu_sites_come_back_to_the_slot_that_they_had():
+    engine = SimpleNamespace(setting=SimpleNamespace(config=tiny_config("fedavg", "compute.slots=2")))
+    cohort = Cohort(engine, None)
+    first, second = cohort.slots = [object(), object()]
+    cohort.homes = {"a": first, "b": second}
+
+    def choose(names, busy=()):
+        waiting = [(place, Request("train", name, 1)) for place, name in enumerate(names)]
+        return cohort._free_slot([(slot, 0, iter(())) for slot in busy], waiting)
+
+    assert choose("ab") is first and choose("ba") is second
+    assert choose("cab") is first, "both are somebody's"
+    assert choose("ca") is second and choose("cb") is first, "the one that nobody waits for"
+    assert choose("a", busy=[first]) is second
+    assert choose("a", busy=[first, second]) is None

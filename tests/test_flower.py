@@ -71,6 +71,15 @@ def test_scores_after_training_and_of_sites_own_rounds_are_those_of_the_local_en
     assert {e["view"] for e in sites[0]} == {"personal", "trained"} and sites[0] == sites[1]
 
 
+def test_fine_tuned_models_wait_for_the_final_test_and_score_as_on_the_local_engine(tmp_path):
+    settings = ("evaluation.view='global'", "fedbabu.finetune_epochs=1", "data.phantom.images=120")
+    local = run_tiny(tmp_path / "local", "fedbabu", *settings)
+    apart = Hospitals(tmp_path, "fedbabu", *settings).run()
+    assert {e["view"] for e in events(apart, "evaluation")} == {"global", "trained"}
+    sites = [[e for e in events(f, "final") if e["scope"] != "pooled"] for f in (local, apart)]
+    assert {e["view"] for e in sites[0]} == {"global", "personal"} and sites[0] == sites[1]
+
+
 def test_a_common_test_set_is_measured_where_it_lies(tmp_path):
     drawn = ("data.partition='dirichlet_per_class'", "data.sites=2", "data.alpha=5.0")
     hospitals = Hospitals(tmp_path, "fedavg", *drawn)

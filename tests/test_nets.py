@@ -13,6 +13,7 @@ from torch import nn
 
 from equipoise.errors import UserError
 from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
+from equipoise.nets.base import rounded_up
 from equipoise.nets.config import NetName
 
 BUILT_IN = ["small-cnn", "resnet18", "efficientnet-b0", "vgg16-slim"]
@@ -322,3 +323,14 @@ def test_drop_connect_is_refused_where_a_net_has_none():
 def test_unknown_or_impossible_settings_are_refused(settings):
     with pytest.raises(ValidationError):
         NetConfig(**settings)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_batch_is_rounded_up_to_a_power_of_two_without_changing_what_its_images_give(layout):
+    net = build_net(NetConfig(name="small-cnn"), 3).eval()
+    images = torch.randn(5, 3, 16, 16).contiguous(memory_format=layout)
+    more = rounded_up(images)
+    assert more.shape == (8, 3, 16, 16) and more.is_contiguous(memory_format=layout)
+    assert torch.equal(more[:5], images) and not more[5:].any()
+    torch.testing.assert_close(net.body(more)[:5], net.body(images))
+    assert rounded_up(more) is more

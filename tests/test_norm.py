@@ -4,6 +4,7 @@ Its kernels run here in Triton's interpreter where Triton is installed; on a GPU
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.norm import QuickBatchNorm2d, quick_kernels, quicken
+from equipoise.nets.quick.norm import QuickBatchNorm2d, prove, quick_kernels, quicken_norms
+from equipoise.nets.quick.proof import proven
 
 
 def test_quickened_nets_keep_their_state_and_their_values():
     plain, quick = (build_net(NetConfig(name="small-cnn"), 3) for _ in range(2))
     quick.load_state_dict(plain.state_dict())
-    quicken(quick)
+    quicken_norms(quick)
     images = torch.randn(4, 3, 16, 16)
     assert torch.equal(plain(images), quick(images))
     for (name, value), (same, other) in zip(plain.state_dict().items(), quick.state_dict().items(), strict=True):
@@ -26,7 +28,7 @@ def test_quickened_nets_keep_their_state_and_their_values():
 
 
 def test_only_norms_that_the_kernels_can_do_are_quickened(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", object)
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
     layers = [
         nn.BatchNorm2d(4),
         nn.BatchNorm2d(4, affine=False),
@@ -35,23 +37,23 @@ def test_only_norms_that_the_kernels_can_do_are_quickened(monkeypatch):
         nn.BatchNorm1d(4),
         nn.GroupNorm(2, 4),
     ]
-    quicken(nn.Sequential(*layers))
+    quicken_norms(nn.Sequential(*layers))
     assert [isinstance(layer, QuickBatchNorm2d) for layer in layers] == [True] + [False] * 5
 
 
 def test_without_triton_torchs_norm_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", lambda: None)
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", lambda: None)
     layer = nn.BatchNorm2d(4)
-    quicken(layer)
+    quicken_norms(layer)
     assert type(layer) is nn.BatchNorm2d
 
 
 def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.norm.quick_kernels", object)
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
     plain = build_net(NetConfig(name="vgg16-slim"), 3)
     quick = build_net(NetConfig(name="vgg16-slim"), 3)
     quick.load_state_dict(plain.state_dict())
-    quicken(quick)
+    quicken_norms(quick)
     assert sum(isinstance(module, nn.ReLU) for module in quick.modules()) == 1, "the one after the 1-D norm"
     assert list(quick.state_dict()) == list(plain.state_dict())
     images = torch.randn(4, 3, 32, 32)
@@ -59,13 +61,22 @@ def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
     assert torch.equal(quick.eval()(images), plain.eval()(images))
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 3, 3), (4, 32, 8, 8), (3, 70, 5, 4), (16, 3, 20, 20)])
-@pytest.mark.parametrize("relu", [False, True])
-def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape, relu):
+@pytest.fixture
+def kernels():
+    """The kernels, on a GPU or in Triton's interpreter."""
     pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU, set TRITON_INTERPRET=1")
-    kernels = quick_kernels()
+    return quick_kernels()
+
+
+FEW_ROWS = [(2, 5, 3, 3), (4, 32, 8, 8), (3, 70, 5, 4)]
+MANY_ROWS = [(16, 3, 20, 20), (3, 24, 30, 40), (2, 72, 48, 32)]
+
+
+@pytest.mark.parametrize("shape", FEW_ROWS + MANY_ROWS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, shape, relu):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     x = (2 * torch.randn(shape, device=device) + 5).contiguous(memory_format=torch.channels_last)
@@ -73,16 +84,41 @@ def test_the_kernels_give_torchs_values_and_first_and_second_gradients(shape, re
     gradient = torch.randn_like(x)
 
     def results(norm):
-        running = torch.full_like(weight, 0.3), torch.full_like(weight, 1.7)
+        running = torch.full_like(weight, 0.3), torch.full_like(weight, 1.7), torch.tensor(4, device=device)
         inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
         out = norm(*inputs, running)
         first = torch.autograd.grad(out, inputs, gradient, retain_graph=True)
         again = torch.autograd.grad(norm(*inputs, running), inputs[:2], gradient, create_graph=True)
         second = torch.autograd.grad(sum((g**2).sum() for g in again), inputs[:2])
-        return [out, *first, *second, *running]
+        return [out, *first, *second, *running[:2]], running[2]
 
-    quick = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, relu))
+    quick, steps = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, relu))
     after = torch.relu if relu else torch.Tensor.clone
-    usual = results(lambda x, w, b, running: after(F.batch_norm(x, *running, w, b, True, 0.1, 1e-5)))
+    usual, _ = results(lambda x, w, b, running: after(F.batch_norm(x, *running[:2], w, b, True, 0.1, 1e-5)))
+    assert steps == 6, "two more than before"
     for ours, torchs in zip(quick, usual, strict=True):
         assert_close(ours, torchs)
+
+
+def test_the_kernels_prove_themselves(kernels):
+    prove(kernels, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def test_kernels_that_give_other_values_are_found_out():
+    class Doubled:
+        @staticmethod
+        def apply(x, weight, bias, running, momentum, epsilon, relu):
+            return 2 * F.relu(F.batch_norm(x.float(), *running[:2], weight, bias, True, momentum, epsilon))
+
+    with pytest.raises(AssertionError, match="other values than torch"):
+        prove(SimpleNamespace(BatchNormTraining=Doubled), torch.device("cpu"))
+
+
+def test_kernels_that_fail_are_not_used(monkeypatch, caplog):
+    def fail(kernels, device):
+        raise RuntimeError("no such instruction\nand much more")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert proven(SimpleNamespace, fail, "by torch") is None
+    assert caplog.messages == ["by torch (RuntimeError: no such instruction)"]
+    assert proven(SimpleNamespace, lambda kernels, device: None, "by torch") == SimpleNamespace()

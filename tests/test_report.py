@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import UserError
 from equipoise.report import headline, read_run, to_csv, to_latex, write_report
-from equipoise.report.comparison import class_recall, run_labels
+from equipoise.report.comparison import class_recall, overlaid_learning, run_labels
 from equipoise.report.curves import flat, mean_curve, metric_curves, retrogress
 from equipoise.report.summary import duration, left_out, ranges, traffic
 from equipoise.report.tables import percent, selection_note
@@ -310,6 +310,17 @@ def test_retrogress_is_the_drop_from_the_trained_model_to_the_end_of_the_round(t
     personal = [scored(1, "personal", "A", 0.625)]
     run = read_run(write_events(tmp_path / "personal", [start, *events, *personal]))
     assert retrogress(run) == {"A": {1: 0.125}}
+
+
+def test_where_personal_models_wait_for_the_final_test_curves_are_of_the_global_one(tmp_path: Path):
+    waits = ("evaluation.view='global'", "fedbabu.finetune_epochs=1", "data.phantom.images=120")
+    tuned, plain = read_run(run_tiny(tmp_path / "tuned", "fedbabu", *waits)), read_run(run_tiny(tmp_path / "plain"))
+    assert (tuned.end_view, tuned.round_view) == ("personal", "global")
+    trained, ended = (metric_curves(tuned, "balanced_accuracy", view) for view in ("trained", "global"))
+    assert {site: set(curve) for site, curve in retrogress(tuned).items()} == {site: {1, 2} for site in trained}
+    assert retrogress(tuned)["site 1"][2] == trained["site 1"][2] - ended["site 1"][2]
+    figure = overlaid_learning([tuned, plain], ["tuned", "plain"])
+    assert figure is not None and [len(panel.lines) for panel in figure.axes] == [2, 2, 2, 2]
 
 
 def test_mean_curve_is_over_the_sites_scored_in_the_round(runs: list[Path]):

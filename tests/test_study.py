@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from typer.testing import CliRunner
 
+from equipoise.config import Config
+from equipoise.engine.events import first_event
 from equipoise.errors import UserError
 from equipoise.methods import method_names
 from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
-from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid
+from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
 from equipoise.study.cost import net_cost
+from equipoise.study.figures import curve_view
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
 from equipoise.study.runner import is_finished, run_grid
@@ -32,6 +35,7 @@ from equipoise.study.statistics import compare_with_best, ranks, spread
 from equipoise.study.tables import summary, to_csv, to_latex, to_markdown
 from harness import all_state, assert_same_bits, events
 
+ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium")
 TINY = {
     "name": "tiny",
@@ -228,9 +232,12 @@ def test_a_faulty_study_file_is_told_by_place(tmp_path, change, message):
 def test_shipped_studies_are_valid_row_by_row(name, tmp_path):
     study = load_study(name)
     assert study.name == name and study.title
+    runs: dict[str, list[str]] = {}
     for cell in grid(study, tmp_path, full=True):
         config = cell_config(study, cell)
         assert not deviations(config, config.model_dump(mode="json"))
+        runs.setdefault(config.digest(), []).append(cell.label)
+    assert not [labels for labels in runs.values() if len(labels) > 1], "the same run under two names"
     unreached = {row.name for row in study.rows} - {cell.row.name for cell in grid(study, tmp_path, full=True)}
     assert not unreached
 
@@ -242,6 +249,27 @@ def test_the_papers_first_wave_is_what_was_agreed():
     assert [name for name, row in rows.items() if "Table IV" in row.tables] == table4
     assert all(rows[name].seeds == (1, 2, 3) for name in ("fedavg", "fedbn", "fml", "prr"))
     assert rows["prr"].paper == {"macro_f1": 72.82, "balanced_auc": 89.20}
+
+
+def test_recorded_runs_are_those_that_their_study_plans():
+    study, folder = load_study("prr-dermoscopy"), ROOT / "results" / "prr-dermoscopy"
+    recorded = {cell.label: (cell, first_event(cell.folder / "events.jsonl")) for cell in known_cells(study, folder)}
+    assert {"fedavg-seed1", "fedbn-seed1", "prr-seed1"} <= recorded.keys()
+    for cell, start in recorded.values():
+        config = cell_config(study, cell, [f"compute.device={start['config']['compute']['device']}"])
+        assert config.digest() == Config.model_validate(start["config"]).digest()
+
+
+def test_fedbabu_is_scored_after_fine_tuning_of_the_head_and_chosen_by_the_averaged_model(tmp_path):
+    study = load_study("fednpr-isic")
+    cells = [cell for cell in grid(study, tmp_path, full=True, seeds=[1]) if cell.row.method == "fedbabu"]
+    weights = {}
+    for cell in cells:
+        config = cell_config(study, cell)
+        assert cell.row.view == "personal" and config.evaluation.view == "global"
+        assert config.methods["fedbabu"] == {"finetuned": "head"}
+        weights[cell.row.name] = config.npr.weight
+    assert weights == {"fedbabu": 0.0, "fedbabu+npr": 0.1}
 
 
 def test_the_study_over_all_methods_has_every_registered_one():
@@ -415,6 +443,24 @@ def test_a_row_may_name_the_models_that_it_reports(tmp_path):
     study = make_up(study.model_copy(update={"rows": tuple(changed)}), tmp_path)
     rows = {row["method"]: row for row in summary(collect(study, tmp_path))["rows"]}
     assert rows["prr"]["view"] == "global" and rows["prr"]["macro_f1"]["mean"] == pytest.approx(67.0)
+
+
+def test_a_row_whose_models_wait_for_the_test_shows_the_curve_of_those_that_chose_the_round(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    for path in tmp_path.glob("runs/prr-seed*/events.jsonl"):
+        kept = [line for line in map(json.loads, path.read_text().splitlines()) if not is_curve(line, "personal")]
+        chosen = [line | {"view": "global"} if line["event"] == "selection" else line for line in kept]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in chosen))
+    results = collect(study, tmp_path)
+    rows = {row.row.name: row for row in results.rows if row.runs}
+    views = {name: {curve_view(run, row) for run in row.runs} for name, row in rows.items()}
+    assert rows["prr"].view == "personal"
+    assert views == {"fedavg": {"global"}, "prr": {"global"}, "local": {"personal"}}
+    assert "For prr the models that chose the round" in render(results)
+
+
+def is_curve(line: dict[str, Any], view: str) -> bool:
+    return line["event"] == "evaluation" and line["view"] == view
 
 
 def test_a_setting_newer_than_a_finished_run_does_not_part_it_from_its_study(tmp_path):

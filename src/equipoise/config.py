@@ -88,7 +88,9 @@ class EvaluationConfig(Table):
     rule: Literal["best", "last", "mean_last"] = "best"
     metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = "balanced_accuracy"
     view: Literal["auto", "global", "personal"] = Field(
-        "auto", description="whose validation score decides: personal models where the method has them"
+        "auto",
+        description="whose validation score decides: personal models where the method has them. Where the global one "
+        "does, personal models that sites make by fine-tuning are measured at the end alone",
     )
     select: Literal["federation", "site"] = Field(
         "federation", description="one round for all, or for each site the round that is best on its own validation"

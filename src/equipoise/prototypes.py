@@ -92,19 +92,24 @@ def orthogonalise(prototypes: Tensor, steps: int = 1000, lr: float = 0.1, diagon
     """
     check_choice("diagonal", diagonal, ("zero", "exclude"))
     vectors = widened(prototypes).clone()
+    for _ in range(steps):
+        drive_apart(vectors, lr, diagonal)
+    return F.normalize(vectors, dim=1)
+
+
+@torch.no_grad()
+def drive_apart(vectors: Tensor, lr: float = 0.1, diagonal: str = "zero") -> None:
+    """One step of `orthogonalise`, on vectors (C, D) in place."""
     classes = torch.arange(len(vectors), device=vectors.device)
     itself = classes[:, None] == classes
-    own_cosine = 0.0 if diagonal == "zero" else -torch.inf
-    for _ in range(steps):
-        lengths = vectors.norm(dim=1, keepdim=True).clamp_(min=1e-12)
-        units = vectors / lengths
-        nearest = (units @ units.T).masked_fill_(itself, own_cosine).argmax(1, keepdim=True)
-        pairs = ((nearest == classes) & ~itself).to(vectors.dtype)
-        # d cos(v_i, v_j) / d v_i is the part of u_j at right angles to u_i, over |v_i|.
-        pull = (pairs + pairs.T) @ units
-        pull -= (pull * units).sum(1, keepdim=True) * units
-        vectors -= pull.div_(lengths).mul_(lr)
-    return F.normalize(vectors, dim=1)
+    lengths = vectors.norm(dim=1, keepdim=True).clamp_(min=1e-12)
+    units = vectors / lengths
+    cosines = (units @ units.T).masked_fill_(itself, 0.0 if diagonal == "zero" else -torch.inf)
+    pairs = ((cosines.argmax(1, keepdim=True) == classes) & ~itself).to(vectors.dtype)
+    # d cos(v_i, v_j) / d v_i is the part of u_j at right angles to u_i, over |v_i|.
+    pull = (pairs + pairs.T) @ units
+    pull -= (pull * units).sum(1, keepdim=True) * units
+    vectors -= pull.div_(lengths).mul_(lr)
 
 
 def concept_statistics(embeddings: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 SEEN_BEFORE_CAPTURE = 3
 #: captured kinds of step per slot
 MOST_GRAPHS = 12
-WARM_UP_STEPS = 2
+#: eager steps before a capture: the first slot's find the kernels, another slot's make sure that all is in place
+FIRST_WARM_UP_STEPS, LATER_WARM_UP_STEPS = 2, 1
 #: share of the free memory that slots may take, and how many are of use
 MEMORY_SHARE = 0.8
 MOST_SLOTS = 16
@@ -45,11 +47,33 @@ class Captured:
         self.graph.replay()
 
 
+class WarmUp:
+    """Eager steps before a capture. All slots take them on one stream, so that they use the same memory in turn."""
+
+    def __init__(self) -> None:
+        self.known: set[Any] = set()
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Where they run."""
+        return torch.cuda.Stream()
+
+    def __call__(self, key: Any, step: Callable[[], None]) -> None:
+        """Run a step of this kind as often as it needs."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(LATER_WARM_UP_STEPS if key in self.known else FIRST_WARM_UP_STEPS):
+                step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.known.add(key)
+
+
 class CapturedSteps:
     """Runs the steps of one slot: replayed where their shape is known, eagerly otherwise."""
 
-    def __init__(self, stream: torch.cuda.Stream, enabled: bool = True):
+    def __init__(self, stream: torch.cuda.Stream, warm_up: WarmUp, enabled: bool = True):
         self.stream = stream
+        self.warm_up = warm_up
         self.enabled = enabled
         self.generator = torch.cuda.default_generators[torch.cuda.current_device()].clone_state()
         self.seconds = 0.0
@@ -74,7 +98,7 @@ class CapturedSteps:
             return
         if key not in self._graphs:
             try:
-                self._graphs[key] = self._capture(client, phase, batches, loss_sum)
+                self._graphs[key] = self._capture(key, client, phase, batches, loss_sum)
             except RuntimeError as problem:  # what cannot be captured, or does not fit, runs eagerly
                 self.enabled = False
                 log.warning("steps of %s run eagerly: %s", type(client).__name__, str(problem).splitlines()[0])
@@ -89,7 +113,7 @@ class CapturedSteps:
         full = all(len(batch.label) == client.config.train.batch_size for batch in batches)
         return full or self._seen[key] > SEEN_BEFORE_CAPTURE
 
-    def _capture(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> Captured:
+    def _capture(self, key: Any, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> Captured:
         """Warm up on throw-away values, put everything back, and record the step."""
         static = [Batch(**{name: t.clone() for name, t in vars(batch).items()}) for batch in batches]
         tensors = [*client.tensors(), loss_sum]
@@ -98,12 +122,19 @@ class CapturedSteps:
         began = torch.cuda.Event(enable_timing=True)
         began.record()
         graph = torch.cuda.CUDAGraph()
+
+        def step() -> None:
+            eager_step(client, phase, static, loss_sum)
+
         try:
-            for _ in range(WARM_UP_STEPS):
-                eager_step(client, phase, static, loss_sum)
-            self.stream.synchronize()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
-                eager_step(client, phase, static, loss_sum)
+            self.warm_up(key, step)
+            # Not torch.cuda.graph, which first gives all cached memory back: whoever needs it next waits for it.
+            torch.cuda.synchronize()
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
             self._pool = self._pool or graph.pool()
         finally:  # also when it cannot be captured: the eager step then starts from the right values
             with torch.no_grad():
@@ -127,6 +158,8 @@ class Cohort:
         self.engine = engine
         self.new_slot = new_slot
         self.slots: list[Slot] = []
+        self.homes: dict[str, Slot] = {}
+        self.warm_up = WarmUp()
         self.wanted = engine.setting.config.compute.slots
         _set_precision(engine.setting.config.compute)
 
@@ -136,8 +169,9 @@ class Cohort:
         waiting = self._longest_first(requests)
         active: list[tuple[Slot, int, Iterator[None]]] = []
         while waiting or active:
-            while waiting and (slot := self._free_slot(active)) is not None:
+            while waiting and (slot := self._free_slot(active, waiting)) is not None:
                 index, request = waiting.pop(0)
+                self.homes[request.site] = slot
                 _stream(slot).wait_stream(torch.cuda.current_stream())
                 active.append((slot, index, self._perform(slot, request, ask)))
             for entry in list(active):
@@ -174,15 +208,27 @@ class Cohort:
             self.engine.states.put(request.site, version, outcome.kept)
             outcome.kept = None
 
-    def _free_slot(self, active: Sequence[tuple[Slot, int, Iterator[None]]]) -> Slot | None:
-        busy = {id(slot) for slot, _, _ in active}
-        free = next((slot for slot in self.slots if id(slot) not in busy), None)
-        if free is not None or not self._room():
-            return free
+    def _free_slot(
+        self, active: Sequence[tuple[Slot, int, Iterator[None]]], waiting: Sequence[tuple[int, Request]]
+    ) -> Slot | None:
+        """A slot for the first of those waiting, if one is free or fits.
+
+        A site takes the slot that it had before, where its short last batch may be captured; else one that nobody
+        else who waits had.
+        """
+        free = [slot for slot in self.slots if all(slot is not busy for busy, _, _ in active)]
+        own, *others = [self.homes.get(request.site) for _, request in waiting]
+        if own in free:
+            return own
+        if free:
+            return next((slot for slot in free if slot not in others), free[0])
+        return self._new_slot() if self._room() else None
+
+    def _new_slot(self) -> Slot:
         # The first slots take the longest work: where kernels compete, theirs go first.
         lowest, highest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
         stream = torch.cuda.Stream(priority=min(highest + len(self.slots), lowest))
-        steps = CapturedSteps(stream, self.engine.setting.config.compute.capture)
+        steps = CapturedSteps(stream, self.warm_up, self.engine.setting.config.compute.capture)
         self.slots.append(self.new_slot(steps))
         return self.slots[-1]
 
@@ -201,6 +247,7 @@ class Cohort:
         device = torch.cuda.current_device()
         torch.cuda.default_generators[device].graphsafe_set_state(torch.cuda.default_generators[device].clone_state())
         self.slots.clear()
+        self.homes.clear()
 
 
 def _stream(slot: Slot) -> torch.cuda.Stream:

@@ -13,7 +13,7 @@ import torch
 from equipoise import metrics
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
-from equipoise.engine.contract import Server
+from equipoise.engine.contract import Client, Server
 from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
 from equipoise.errors import UserError
@@ -67,29 +67,47 @@ class Evaluator:
     def round_scores(
         self, number: int, parts: Sequence[str], scores: bool = False
     ) -> Generator[None, None, list[Score]]:
-        """Scores of every view of a round's models at every place that has images in the parts."""
-        return (yield from self._measure(number, self._requests(parts, scores)))
+        """Scores of a round's models, of the views that are due then, at every place that has images in the parts."""
+        return (yield from self._measure(number, self._requests(parts, scores, self._due_views(number))))
+
+    def _due_views(self, number: int) -> tuple[str, ...]:
+        """The views that are measured when a round ends: all, except personal models that can wait for the final test.
+
+        Models that sites have to make by fine-tuning may cost more than the round itself. Where others choose the round
+        they are made once, of the reported round: a site's adaptation is seeded by round and site, so it comes out the
+        same then. The mean of the last rounds needs those of each, and without test images there is no final test.
+        """
+        config = self.server.setting.config
+        averaged = config.evaluation.rule == "mean_last" and config.may_report(number)
+        fine_tuned = self.engine.client.adapt is not Client.adapt
+        tested = any("personal" in request.views for request in self._requests(("test",), False, self.views))
+        if fine_tuned and tested and not averaged and self.deciding_view() == "global":
+            return ("global",)
+        return self.views
 
     def unmeasured(self, view: str, parts: Sequence[str], scores: Sequence[Score]) -> list[str]:
         """The sites (or other places) that should have measured a view on validation images, but have not."""
         common = (self.federation.common,) if self.federation.common else ()
         judges = {place.name for place in (*self.federation.sites, *common) if _has(place, ("valid",))}
-        due = [r.site for r in self._requests(parts, False) if view in r.views and (r.data or r.site) in judges]
+        asked = [request for request in self._requests(parts, False, self.views) if view in request.views]
+        due = [request.site for request in asked if (request.data or request.site) in judges]
         measured = {score.site for score in scores if score.view == view and score.part == "valid"}
         return [place for place in due if place not in measured]
 
-    def _requests(self, parts: Sequence[str], scores: bool) -> list[Request]:
+    def _requests(self, parts: Sequence[str], scores: bool, views: Sequence[str]) -> list[Request]:
+        """Who measures which of the views on which images; on a common set alone, each site its personal model too."""
         common = (self.federation.common,) if self.federation.common else ()
         trains = [site.name for site in self.federation.training_sites()]
         places = [site for site in (*self.federation.sites, *common) if _has(site, parts)]
         requests = []
         for site in places:
             if site.name in trains:
-                requests.append(_request(site.name, self.views, parts, scores))
-            elif "global" in self.views:
+                requests.append(_request(site.name, views, parts, scores))
+            elif "global" in views:
                 requests.append(_request(site.name, ("global",), parts, scores))
-        if "personal" in self.views and common and not any(site.name in trains for site in places):
-            requests += [_request(s, ("personal",), parts, scores, data=common[0].name) for s in trains]
+        if "personal" in views and not any(site.name in trains for site in places):
+            shared = [site.name for site in common if _has(site, parts)]
+            requests += [_request(s, ("personal",), parts, scores, data=place) for place in shared for s in trains]
         return requests
 
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
@@ -111,7 +129,7 @@ class Evaluator:
     def test_scores(self, number: int, reports: Reports) -> Generator[None, None, list[Score]]:
         """Test scores of a round's models, of the views and at the sites that report this round."""
         asked = []
-        for request in self._requests(("test",), scores=True):
+        for request in self._requests(("test",), True, self.views):
             views = tuple(view for view in request.views if reports(view, request.site))
             asked += [replace(request, views=views)] if views else []
         return (yield from self._measure(number, asked))

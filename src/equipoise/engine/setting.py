@@ -12,7 +12,7 @@ from torch import nn
 from equipoise.config import Config
 from equipoise.data.federation import Federation
 from equipoise.nets import Net, build_net
-from equipoise.nets.norm import quicken
+from equipoise.nets.quick import quicken
 from equipoise.streams import stream
 from equipoise.tasks import Classification, Task
 

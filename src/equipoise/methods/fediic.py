@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
+from equipoise.engine.repeat import Repeated
 from equipoise.losses import (
     class_loss_sums,
     difficulty_margins,
@@ -28,7 +29,7 @@ from equipoise.losses import (
 )
 from equipoise.methods.common import average, total
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
-from equipoise.prototypes import orthogonalise
+from equipoise.prototypes import drive_apart
 
 
 class Options(Table):
@@ -87,6 +88,14 @@ class FedIICServer(FedAvgServer):
         if self.options.contrastive:
             self.projector = new_projector(self.setting, self.state.model["head.weight"].shape[1])
             self.state.projector = self.projector.state_dict()
+        if self.options.k2:
+            # Steps on a matrix so small that a GPU would spend all its time on launches: they are replayed there.
+            self.vectors = torch.zeros(self.setting.num_classes, self.options.projection, device=self.setting.device)
+            self.drive_apart = Repeated(
+                lambda: drive_apart(self.vectors, self.options.orthogonal_lr, self.options.diagonal),
+                self.random("orthogonal", 0),
+                self.setting.config.compute.capture,
+            )
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         options, state = self.options, self.state
@@ -113,8 +122,9 @@ class FedIICServer(FedAvgServer):
         options, state = self.options, self.state
         weights = state.model["head.weight"]
         projected = torch.func.functional_call(self.projector, state.projector, (weights,))
-        steps = options.orthogonal_steps if options.orthogonalise else 0
-        return orthogonalise(projected, steps, options.orthogonal_lr, options.diagonal)
+        self.vectors.copy_(projected)
+        self.drive_apart(options.orthogonal_steps if options.orthogonalise else 0)
+        return F.normalize(self.vectors, dim=1)
 
 
 class FedIICClient(FedAvgClient):

@@ -1,5 +1,6 @@
 """What every net looks like from outside: a body that gives pooled features, and a linear head."""
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.errors import UserError
@@ -37,7 +38,9 @@ class Net(nn.Module):
                 f"images of {height}x{width} pixels are too small for this net, which needs at least "
                 f"{self.smallest}x{self.smallest}: prepare larger images or choose the net small-cnn"
             )
-        return self.body(images)
+        if self.training or not images.is_cuda:
+            return self.body(images)
+        return self.body(rounded_up(images))[: len(images)]
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, num_classes) of pooled features (B, D)."""
@@ -46,6 +49,19 @@ class Net(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, H, W)."""
         return self.classify(self.features(images))
+
+
+def rounded_up(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) with black ones after them, up to a power of two.
+
+    A GPU looks for kernels anew at each number of images, which takes seconds; in eval mode images do not meet.
+    """
+    missing = (1 << (len(images) - 1).bit_length()) - len(images)
+    if not missing:
+        return images
+    last = images.is_contiguous(memory_format=torch.channels_last)
+    together = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+    return together.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def groups(net: nn.Module) -> dict[str, tuple[str, ...]]:

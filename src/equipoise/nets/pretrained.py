@@ -54,6 +54,9 @@ def efficientnet_lite0(num_classes: int, channels: int, dropout: float, drop_con
     body = package.EfficientNet.from_name(
         "efficientnet-lite0", in_channels=channels, num_classes=num_classes, drop_connect_rate=drop_connect
     )
+    for module in body.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.__class__ = nn.Conv2d  # one pixel needs none of the package's padding
     return _without_classifier(body, num_classes, dropout)
 
 

@@ -43,7 +43,7 @@ def same_federation(runs: Sequence[RunRecord]) -> bool:
 
 def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """Validation balanced accuracy of every run: the mean over sites, then each site they share."""
-    curves = [metric_curves(run, "balanced_accuracy", run.end_view) for run in runs]
+    curves = [metric_curves(run, "balanced_accuracy", run.round_view) for run in runs]
     if not any(curves):
         return None
     means = [mean_curve(each) for each in curves]

@@ -30,10 +30,10 @@ def retrogress(run: RunRecord, metric: str = "balanced_accuracy", part: str = "v
     """The drop after communication, per site and round: positive where the site's model became worse.
 
     The metric of the model right after local training, minus that of the model the site is left with when the
-    round ends (personal where the method has it, else global), in the same round on the same part.
+    round ends (personal where rounds measured it, else global), in the same round on the same part.
     """
     before = metric_curves(run, metric, "trained", part)
-    after = metric_curves(run, metric, run.end_view, part)
+    after = metric_curves(run, metric, run.round_view, part)
     drops: dict[str, Curve] = {}
     for site, trained in before.items():
         ended = after.get(site, {})

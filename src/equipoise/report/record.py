@@ -196,8 +196,15 @@ class RunRecord:
     @property
     def end_view(self) -> View:
         """The view a site is left with when a round ends: personal where the method has it, else global."""
-        personal = any(e.view == "personal" for e in self.evaluations)
-        return "personal" if personal or any(e.view == "personal" for e in self.finals) else "global"
+        return "personal" if any(e.view == "personal" for e in self.finals) else self.round_view
+
+    @property
+    def round_view(self) -> View:
+        """The view whose scores tell how rounds went: personal where rounds measured it, else global.
+
+        Personal models that sites make by fine-tuning may be measured only at the end.
+        """
+        return "personal" if any(e.view == "personal" for e in self.evaluations) else "global"
 
     @property
     def selected_round(self) -> int | None:

@@ -68,9 +68,19 @@ def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     metric = results.study.primary
 
     def curve(run: RunResult, row: RowResult) -> Curve:
-        return mean_curve(metric_curves(run.record, metric, row.view))  # type: ignore[arg-type]
+        return mean_curve(metric_curves(run.record, metric, curve_view(run, row)))  # type: ignore[arg-type]
 
     return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)")
+
+
+def curve_view(run: RunResult, row: RowResult) -> str:
+    """The models whose curve stands for a row: those it reports; if rounds did not measure them, what chose the round.
+
+    Models that sites make by fine-tuning wait for the final test unless they choose the round themselves.
+    """
+    measured = {scored.view for scored in run.record.evaluations if scored.part == "valid"}
+    deciding = [selection.view for selection in run.record.selections]
+    return next((view for view in (row.view, *deciding) if view in measured), row.view)
 
 
 def retrogress_panels(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:

@@ -191,8 +191,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-learning",
             figures.learning(results, rows),
-            f"{metric} on validation data by round, mean over sites and seeds, with a band of one standard deviation "
-            "over seeds; the other methods in grey.",
+            _learning_caption(metric, rows),
         ),
         picture(
             f"{prefix}-recall",
@@ -218,3 +217,12 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         else None,
     ]
     return [each for each in drawn if each]
+
+
+def _learning_caption(metric: str, rows: Sequence[RowResult]) -> str:
+    text = f"{metric} on validation data by round, mean over sites and seeds, with a band of one standard deviation "
+    text += "over seeds; the other methods in grey."
+    others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]
+    if others:
+        text += f" For {', '.join(others)} the models that chose the round: those reported were measured at the end."
+    return text

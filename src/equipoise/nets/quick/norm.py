@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
 
@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-log = logging.getLogger(__name__)
+from equipoise.nets.quick.proof import proven, random_images
+
+#: shapes on which the kernels prove themselves, of few and of many rows
+PROBES = ((4, 16, 8, 8), (8, 40, 24, 24))
+#: relative distance that rounding to bfloat16 explains
+CLOSE = 0.02
 
 
 class QuickBatchNorm2d(nn.BatchNorm2d):
@@ -28,8 +33,7 @@ class QuickBatchNorm2d(nn.BatchNorm2d):
         kernels = quick_kernels()
         assert kernels is not None and self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None and self.momentum is not None
-        self.num_batches_tracked.add_(1)
-        running = (self.running_mean, self.running_var)
+        running = (self.running_mean, self.running_var, self.num_batches_tracked)
         options = (self.momentum, self.eps, self.relu)
         return kernels.BatchNormTraining.apply(images, self.weight, self.bias, running, *options)
 
@@ -40,16 +44,40 @@ def _channels_last(images: Tensor) -> bool:
 
 @lru_cache(maxsize=1)
 def quick_kernels() -> ModuleType | None:
-    """The kernels, or None where Triton, which comes with torch for CUDA, is not there."""
-    try:
-        from equipoise.nets import norm_kernels as kernels
-    except ImportError as problem:
-        log.warning("batch norm by torch, which is slower in bfloat16: %s", problem)
-        return None
-    return kernels
+    """The kernels where they work, else None."""
+    load = partial(import_module, "equipoise.nets.quick.norm_training")
+    return proven(load, prove, "batch norm by torch, which is slower in bfloat16")
 
 
-def quicken(net: nn.Module) -> None:
+def prove(kernels: ModuleType, device: torch.device) -> None:
+    """Compare the kernels with torch's batch norm on random values.
+
+    Raises:
+        AssertionError: when they differ by more than rounding
+    """
+    for shape in PROBES:
+        _compare(kernels, shape, device)
+
+
+def _compare(kernels: ModuleType, shape: tuple[int, ...], device: torch.device) -> None:
+    values, given = random_images(shape, device, 0), random_images(shape, device, 1)
+    weight, bias = (torch.linspace(first, 1, shape[1], device=device).requires_grad_() for first in (0.5, -1))
+    results = []
+    for quick in (True, False):
+        mean, variance, count = torch.zeros_like(weight), torch.ones_like(weight), torch.zeros((), device=device).long()
+        x = (values if quick else values.float()).detach().requires_grad_()
+        if quick:
+            out = kernels.BatchNormTraining.apply(x, weight, bias, (mean, variance, count), 0.1, 1e-5, True)
+        else:
+            out = F.relu(F.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5))
+        found = torch.autograd.grad(out, (x, weight, bias), given.to(out.dtype))
+        results.append([tensor.float() for tensor in (out, *found, mean, variance)])
+    for ours, torchs in zip(*results):
+        # A value beside zero may pass ReLU on one side alone: compare as a whole.
+        assert (ours - torchs).norm() <= CLOSE * torchs.norm(), f"the kernels for {shape} give other values than torch"
+
+
+def quicken_norms(net: nn.Module) -> None:
     """Let the net's batch norms be quick in bfloat16 on a GPU, and ReLUs that follow one directly be part of it.
 
     Names and values of its state stay as they are.
