@@ -515,6 +515,55 @@ def test_finished_run_whose_test_data_was_not_measured_says_so(tmp_path: Path):
     assert selection_note(run).startswith("The test data was not measured: these are the validation scores")
 
 
+def chosen_by(**choice: Any) -> list[dict[str, Any]]:
+    """Three rounds at two sites, macro F1 a tenth of the round (a hundredth more at B), and how one was chosen."""
+    start = start_event("fedavg", {"A": [3, 1, 1, 1], "B": [1, 1, 1, 3]}, 3)
+    start["config"]["evaluation"] = {"last": 2, "first_round": 1}
+    scored = [
+        {"event": "evaluation", "round": number, "part": part, "view": view, "site": site}
+        | {"metrics": {"macro_f1": number / 10 + (site == "B") / 100}}
+        for number in (1, 2, 3)
+        for part in ("valid", "test")
+        for view in ("global", "personal", "trained")
+        for site in ("A", "B")
+    ]
+    selection = {"event": "selection", "metric": "macro_f1", "view": "personal", **choice}
+    return [start, *scored, selection, {"event": "end", "seconds": 1.0}]
+
+
+BY_SITE = {"rule": "best", "round": 2, "sites": {"A": {"round": 1}, "B": {"round": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "view", "sites", "number", "words"),
+    [
+        ({"rule": "best", "round": 2}, "trained", {"A": 0.2, "B": 0.21}, 2, "round 2"),
+        ({"rule": "mean_last", "round": 3}, "personal", {"A": 0.25, "B": 0.26}, 3, "the last rounds up to 3, averaged"),
+        (BY_SITE, "personal", {"A": 0.1, "B": 0.31}, None, "the rounds that sites chose"),
+        (BY_SITE, "trained", {"A": 0.1, "B": 0.31}, None, "the rounds that sites chose"),
+        (BY_SITE, "global", {"A": 0.2, "B": 0.21}, 2, "the rounds that sites chose"),
+    ],
+)
+def test_validation_scores_are_of_what_the_rule_reports(tmp_path: Path, choice, view, sites, number, words):
+    run = read_run(write_events(tmp_path / "run", chosen_by(**choice)))
+    found = [result for result in run.validation if result.view == view]
+    values = {result.site: result.metrics["macro_f1"] for result in found if result.scope == "site"}
+    assert values == pytest.approx(sites)
+    (over,) = [result for result in found if result.scope == "mean"]
+    assert over.metrics["macro_f1"] == pytest.approx(sum(sites.values()) / 2) and over.round == number
+    assert selection_note(run).endswith(f"these are the validation scores of {words}.")
+
+
+def test_pooled_validation_scores_are_of_all_sites_images_together(runs: list[Path]):
+    run = read_run(runs[0])
+    scored = events_of(runs[0], "evaluation", round=ROUNDS - 1, view="global")
+    (pooled,) = [result for result in run.validation if (result.view, result.scope) == ("global", "pooled")]
+    counts = np.sum([each["confusion"] for each in scored], axis=0)
+    assert pooled.recall == pytest.approx((counts.diagonal() / counts.sum(1)).tolist())
+    assert pooled.metrics["accuracy"] == pytest.approx(counts.trace() / counts.sum())
+    assert pooled.metrics["balanced_accuracy"] == pytest.approx(np.mean(pooled.recall))
+
+
 def test_finished_run_without_any_scores_does_not_promise_some(tmp_path: Path):
     events = without_test_data(list(run_events("fedavg", "global", TRAIN, ROUNDS)))
     events = [e for e in events if e["event"] not in ("evaluation", "selection")]

@@ -25,6 +25,7 @@ from equipoise.methods import method_names
 from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
+from equipoise.study.cli import print_tables
 from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
 from equipoise.study.cost import net_cost
 from equipoise.study.figures import curve_view
@@ -217,6 +218,11 @@ def test_nested_tables_survive_as_settings(table):
         ({"row": []}, "needs rows"),
         ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.0.name"),
         ({"metrics": ["f1"]}, "metrics.0"),
+        ({"part": "train"}, "part"),
+        (
+            {"part": "valid", "row": [{"name": "a", "method": "fedavg", "paper": {"macro_f1": 60.0}}]},
+            "paper numbers are test scores",
+        ),
     ],
 )
 def test_a_faulty_study_file_is_told_by_place(tmp_path, change, message):
@@ -416,7 +422,7 @@ def test_summary_gives_mean_deviation_and_number_of_seeds_in_per_cent(made_up):
     whole = json.loads((made_up / "summary.json").read_text())
     assert (whole["study"], whole["scope"], whole["not_run"]) == ("made-up", "sites", ["central"])
     assert "best validation balanced accuracy" in whole["rule"] and "Test data took no part" in whole["rule"]
-    assert whole["differs"] == ["64 px."]
+    assert whole["differs"] == ["64 px."] and whole["part"] == "test"
 
 
 def test_scope_decides_between_personal_and_global_models(made_up, tmp_path):
@@ -581,6 +587,115 @@ def test_a_study_without_finished_runs_still_writes_its_tables(tmp_path):
     results = write_study(made_up_study(), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["rows"] == []
     assert len(results.rows) == 4 and "Not run yet: fedavg" in (tmp_path / "report.html").read_text()
+
+
+# ---- studies that choose settings ------------------------------------------------------------------------------------
+
+
+def choosing_study(**changes: Any) -> StudyConfig:
+    rows = [{"name": name, "method": name, "seeds": list(SCORES[name])} for name in SCORES]
+    return made_up_study(part="valid", row=rows, paper="", **changes)
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Pass every event of the runs through a function that returns the events to stand in its place."""
+    for path in folder.glob("runs/*/events.jsonl"):
+        kept = [new for line in map(json.loads, path.read_text().splitlines()) for new in change(line)]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+
+
+def choose_round_2(line: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line | {"round": 2} if line["event"] in ("selection", "final") else line]
+
+
+def test_validation_scores_of_a_study_are_those_of_the_selected_round_in_the_events(straight):
+    results = collect(tiny_study(part="valid"), straight)
+    for row, view in zip(summary(results)["rows"], ("global", "personal"), strict=True):
+        folder = straight / "runs" / f"{row['method']}-seed1"
+        (chosen,) = events(folder, "selection")
+        scored = [
+            line
+            for line in events(folder, "evaluation")
+            if (line["round"], line["part"], line["view"]) == (chosen["round"], "valid", view)
+        ]
+        assert len(scored) == 2 and row["view"] == view and row["selected_rounds"] == [chosen["round"]]
+        for metric in ("macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"):
+            by_site = {line["site"]: 100 * line["metrics"][metric] for line in scored}
+            assert row[metric]["mean"] == pytest.approx(np.mean([*by_site.values()]))
+            assert {site: own[metric]["mean"] for site, own in row["sites"].items()} == pytest.approx(by_site)
+        assert row["validation"]["mean"] == row["balanced_accuracy"]["mean"], "the score that chose the round"
+        counts = np.sum([line["confusion"] for line in scored], axis=0)
+        recall = dict(zip(results.runs[0].record.start.classes, 100 * counts.diagonal() / counts.sum(1)))
+        assert {name: each["mean"] for name, each in row["recall"].items()} == pytest.approx(recall)
+    page = render(results)
+    assert "rarest classes over all validation images" in page and "test images;" not in page
+
+
+def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path, capsys):
+    study = make_up(choosing_study(), tmp_path)
+    rewrite(tmp_path, choose_round_2)
+    results = write_study(study, tmp_path)
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    rows = rows_of(tmp_path)
+    assert whole["part"] == "valid" and "best validation balanced accuracy" in whole["rule"]
+    assert rows["prr"]["macro_f1"]["mean"] == pytest.approx(48.0) and rows["prr"]["selected_rounds"] == [2, 2, 2]
+    assert rows["prr"]["sites"]["Vienna"]["macro_f1"]["mean"] == pytest.approx(48.0)
+    assert rows["prr"]["views"].keys() == {"global", "personal", "trained"} and not rows["prr"]["cohorts"]
+    assert whole["tests"][""][0]["difference"] == pytest.approx(48.0 - 52.0 * 2 / 3)
+    print_tables(results)
+    shown = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.suffix != ".sqlite"}
+    console = " ".join(capsys.readouterr().out.split())
+    assert "made-up: validation, %" in console and "48.00 ± 1.15" in console
+    for name, text in [*shown.items(), ("console", console)]:
+        assert "Scores are of validation images; test images have no part in them." in text, name
+        assert "Test data took no part" not in text, name
+    assert all("48.00 ± 1.15" in shown[name] for name in ("table.md", "report.html"))
+    assert "Validation, per cent." in shown["table.tex"] and "Test, per cent." not in shown["table.tex"]
+    base = sqlite3.connect(tmp_path / "study.sqlite")
+    assert base.execute("SELECT DISTINCT part FROM results").fetchall() == [("valid",)]
+
+
+def test_no_test_score_has_an_effect_on_a_study_that_chooses_settings(tmp_path):
+    def with_test(line):
+        tested = line | {"part": "test", "metrics": {"macro_f1": 0.9}}
+        return [line, tested] if line["event"] == "evaluation" else [line]
+
+    written = []
+    for name, change in (("with", with_test), ("without", lambda line: [line] * (line["event"] != "final"))):
+        folder = tmp_path / name
+        study = make_up(choosing_study(), folder)
+        rewrite(folder, change)
+        write_study(study, folder)
+        texts = {path.name: path.read_text() for path in folder.glob("*.*") if path.suffix != ".sqlite"}
+        written.append(texts | {"study.sqlite": "".join(sqlite3.connect(folder / "study.sqlite").iterdump())})
+    assert written[0].keys() >= {"summary.json", "table.csv", "table.md", "table.tex", "report.html"}
+    assert written[0] == written[1]
+
+
+def test_a_score_that_validation_lacks_is_a_dash(tmp_path):
+    def without_error(line):
+        if line["event"] == "evaluation":
+            del line["metrics"]["ece"]
+        return [line]
+
+    study = make_up(choosing_study(), tmp_path)
+    rewrite(tmp_path, without_error)
+    results = write_study(study, tmp_path)
+    assert r"local & 40.00 & -- \\" in to_latex(results)
+    assert all("ece" not in row for row in rows_of(tmp_path).values())
+
+
+def test_models_right_after_training_are_judged_on_validation_alone_where_settings_are_chosen(tmp_path):
+    study = make_up(choosing_study(scope="trained"), tmp_path)
+    settings = [cell_config(study, cell).evaluation for cell in grid(study, tmp_path)]
+    assert all(each.trained and not each.trained_test for each in settings)
+    rows = {row["method"]: row for row in summary(collect(study, tmp_path))["rows"]}
+    assert rows["fedavg"]["view"] == "trained" and rows["fedavg"]["macro_f1"]["mean"] == pytest.approx(54.0)
+
+
+@pytest.mark.parametrize("name", ["fedbm-tuning-ham10000", "fedbm-tuning-pbc"])
+def test_shipped_studies_that_choose_settings_show_no_test_score(name):
+    assert load_study(name).part == "valid"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import UserError
+from equipoise.nets.quick.convolution import rounded_weights
 
 NORM_LAYERS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, in any number of dimensions
@@ -38,9 +39,13 @@ class Net(nn.Module):
                 f"images of {height}x{width} pixels are too small for this net, which needs at least "
                 f"{self.smallest}x{self.smallest}: prepare larger images or choose the net small-cnn"
             )
-        if self.training or not images.is_cuda:
+        if not images.is_cuda:
             return self.body(images)
-        return self.body(rounded_up(images))[: len(images)]
+        shown = images if self.training else rounded_up(images)
+        with rounded_weights(
+            self.body, torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        ):
+            return self.body(shown)[: len(images)]
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, num_classes) of pooled features (B, D)."""

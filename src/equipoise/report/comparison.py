@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from equipoise.report.curves import Curve, flat, mean_curve, metric_curves, retrogress
+from equipoise.report.events import mean
 from equipoise.report.plotting import (
     FAINT,
     FULL_WIDTH,
@@ -21,7 +22,7 @@ from equipoise.report.plotting import (
     plain,
     round_axis,
 )
-from equipoise.report.record import RunRecord, mean
+from equipoise.report.record import RunRecord
 
 MOST_SITES = 8
 MOST_CLASSES = 12

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from equipoise.report.record import RunRecord, View, mean
+from equipoise.report.events import View, mean
+from equipoise.report.record import RunRecord
 
 Curve = dict[int, float]
 """A value per round; rounds without a value are absent."""

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipoise.report.curves import Curve, flat, metric_curves, retrogress, work_curves
+from equipoise.report.events import Result, SiteCounts, View
 from equipoise.report.plotting import (
     ABSENT,
     ACCENT,
@@ -27,7 +28,7 @@ from equipoise.report.plotting import (
     round_axis,
     site_legend,
 )
-from equipoise.report.record import Result, RunRecord, SiteCounts, View
+from equipoise.report.record import RunRecord
 from equipoise.report.tables import METRIC_TITLES, SCOPE_TITLES
 
 MOST_ROWS = 30

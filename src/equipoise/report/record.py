@@ -2,137 +2,19 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from equipoise.errors import UserError
-
-View = Literal["global", "personal", "trained"]
-Confusion = list[list[float]]
-Metrics = dict[str, float | None]
-
-
-class Event(BaseModel):
-    """One line of `events.jsonl`; fields unknown to this version are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
+from equipoise.report.events import Evaluation, Event, Result, Round, Selection, SiteCounts, Start, View
+from equipoise.report.validation import validation_results
 
 E = TypeVar("E", bound=Event)
-
-
-class SiteCounts(Event):
-    """How many images of each class a site holds, per part."""
-
-    name: str
-    train: list[int]
-    valid: list[int] = Field(default_factory=list)
-    test: list[int] = Field(default_factory=list)
-
-
-class Start(Event):
-    """What is known before the first round."""
-
-    run: str
-    method: str
-    classes: list[str]
-    sites: list[SiteCounts]
-    time: str = ""
-    version: str = ""
-    config: dict[str, Any] = Field(default_factory=dict)
-    warnings: list[str] = Field(default_factory=list)
-    disclosure: dict[str, dict[str, str]] = Field(default_factory=dict)
-    paper: str = ""
-    parameters: int | None = None
-    model_bytes: int | None = None
-
-
-class SiteRound(Event):
-    """What one site did in one round; `sent` and `received` are bytes, seen from the site."""
-
-    loss: float | None = None
-    seconds: float = 0.0
-    examples: int = 0
-    sent: int = 0
-    received: int = 0
-
-
-class Round(Event):
-    """One completed round; `missing` says why a site was left out of it."""
-
-    round: int
-    seconds: float
-    lr: float | None = None
-    sites: dict[str, SiteRound] = Field(default_factory=dict)
-    missing: dict[str, str] = Field(default_factory=dict)
-
-
-class Evaluation(Event):
-    """One model scored on one part of one site; `trained` is the site's model before communication."""
-
-    round: int
-    part: str
-    view: View
-    site: str
-    n: int = 0
-    metrics: Metrics
-    recall: list[float | None] = Field(default_factory=list)
-    confusion: Confusion | None = None
-
-
-class SiteChoice(Event):
-    """The round that one site chose by its own validation data."""
-
-    round: int
-    value: float | None = None
-
-
-class Selection(Event):
-    """Which round was chosen, on validation data alone; `sites` where each site chose its own.
-
-    `missing` are places that did not measure the chosen round.
-    """
-
-    rule: str
-    metric: str
-    view: str
-    round: int
-    value: float | None = None
-    sites: dict[str, SiteChoice] = Field(default_factory=dict)
-    missing: list[str] = Field(default_factory=list)
-
-    @property
-    def rounds(self) -> set[int]:
-        """The chosen rounds."""
-        return {choice.round for choice in self.sites.values()} or {self.round}
-
-    @property
-    def score(self) -> float | None:
-        """The validation score that the choice rests on; the mean over sites where each chose by its own."""
-        return mean([choice.value for choice in self.sites.values()]) if self.sites else self.value
-
-
-class Result(Event):
-    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort.
-
-    There is no one `round` over sites that each chose their own.
-    """
-
-    part: str
-    rule: str
-    round: int | None = None
-    view: View
-    scope: Literal["site", "mean", "pooled", "cohort"]
-    site: str | None = None
-    metrics: Metrics
-    recall: list[float | None] = Field(default_factory=list)
-    confusion: Confusion | None = None
-    extra: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,18 +89,25 @@ class RunRecord:
         return "personal" if any(e.view == "personal" for e in self.evaluations) else "global"
 
     @property
+    def selection(self) -> Selection | None:
+        """Which round was chosen; None before the end."""
+        return self.selections[-1] if self.selections else None
+
+    @property
     def selected_round(self) -> int | None:
-        """The round that is reported; None where each site has its own, or nothing is reported yet."""
-        own = any(selection.sites for selection in self.selections)
-        return None if own or not self.finals else self.finals[0].round
+        """The round that is reported; None where each site has its own, or none is chosen yet."""
+        return None if self.selection is None or self.selection.sites else self.selection.round
+
+    @cached_property
+    def validation(self) -> Sequence[Result]:
+        """Validation scores as results, of what is reported, and of the latest round while nothing is chosen."""
+        settings = setting(self.start.config, "evaluation") or {}
+        return list(validation_results(self.evaluations, self.selection, settings))
 
     @cached_property
     def results(self) -> Sequence[Result]:
-        """The test results, or, where there are none, validation scores, marked `part="valid"`.
-
-        These are of the selected round, and of the latest one while none is selected.
-        """
-        return self.finals or list(_validation_results(self))
+        """The test results, or, where there are none, validation scores of the models that sites are left with."""
+        return self.finals or [r for r in self.validation if r.view != "trained" and r.scope != "pooled"]
 
 
 def setting(config: dict[str, Any], *path: str) -> Any:
@@ -227,28 +116,6 @@ def setting(config: dict[str, Any], *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the values that are known; None when none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _validation_results(run: RunRecord) -> Iterator[Result]:
-    """One round's validation scores per view in the shape of results: by site, then the mean over sites."""
-    selected = run.selections[-1] if run.selections else None
-    for view in ("global", "personal"):
-        scored = [e for e in run.evaluations if e.part == "valid" and e.view == view]
-        shown = selected.round if selected else max((e.round for e in scored), default=0)
-        scored = [e for e in scored if e.round == shown]
-        common = {"part": "valid", "rule": selected.rule if selected else "latest", "round": shown, "view": view}
-        for e in scored:
-            measured = {"metrics": e.metrics, "recall": e.recall, "confusion": e.confusion}
-            yield Result.model_validate({**common, "scope": "site", "site": e.site, **measured})
-        if scored:
-            metrics = {name: mean([e.metrics.get(name) for e in scored]) for name in scored[0].metrics}
-            yield Result.model_validate({**common, "scope": "mean", "metrics": metrics})
 
 
 def read_run(path: Path) -> RunRecord:

@@ -5,7 +5,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.report.record import Metrics, Result, RunRecord, Selection
+from equipoise.report.events import Metrics, Result, Selection
+from equipoise.report.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,7 @@ def _worst_site(results: Sequence[Result]) -> tuple[str | None, float | None]:
 def selection_note(run: RunRecord) -> str:
     """How the reported round was chosen, in a sentence to print under a table."""
     if not run.finals:
-        shown = max((result.round or 0 for result in run.results), default=0)
-        return f"{_why_no_test_results(run)}: these are the validation scores of round {shown}."
+        return f"{_why_no_test_results(run)}: these are the validation scores of {_rounds_shown(run)}."
     rules = {final.rule for final in run.finals}
     chosen = [_selection_sentence(selection) for selection in run.selections if selection.rule in rules]
     if not chosen:
@@ -149,6 +149,14 @@ def _why_no_test_results(run: RunRecord) -> str:
     if not run.finished:
         return "No test results yet"
     return "The test data was not measured" if run.has_test_data else "There is no test data"
+
+
+def _rounds_shown(run: RunRecord) -> str:
+    if run.selection and run.selection.sites:
+        return "the rounds that sites chose"
+    shown = max((result.round or 0 for result in run.results), default=0)
+    averaged = run.selection and run.selection.rule == "mean_last"
+    return f"the last rounds up to {shown}, averaged" if averaged else f"round {shown}"
 
 
 def _selection_sentence(selection: Selection) -> str:

@@ -91,7 +91,7 @@ def print_tables(results: StudyResults) -> None:
 
 
 def _print_table(results: StudyResults, rows: list[RowResult], title: str) -> None:
-    table = Table("method", "seeds", title=f"{title}: test, %", box=SIMPLE_HEAD)
+    table = Table("method", "seeds", title=f"{title}: {results.part}, %", box=SIMPLE_HEAD)
     for metric in results.study.metrics:
         table.add_column(METRIC_TITLES[metric], justify="right")
     for row in rows:

@@ -66,6 +66,11 @@ class StudyConfig(Table):
         "trained: mean over sites, models right after local training; "
         "common: the global model on the one common test set",
     )
+    part: Literal["test", "valid"] = Field(
+        "test",
+        description="the images whose scores are shown; valid: for a study that chooses settings, "
+        "with the validation scores of the selected round and no test score",
+    )
     metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
     seeds: tuple[int, ...] = (1,)
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
@@ -90,6 +95,8 @@ class StudyConfig(Table):
             raise ValueError("a study needs rows: [[row]] with name and method")
         if len(self.data) > 1 and any(row.paper for row in self.rows):
             raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
+        if self.part == "valid" and any(row.paper or row.paper_cohort for row in self.rows):
+            raise ValueError("paper numbers are test scores: a study with part = 'valid' shows none")
         return self
 
     @property
@@ -204,7 +211,7 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     if study.scope == "common" and "global" in method.client.views:
         over.append("evaluation.view=global")  # the model that is reported is the one that is selected
     if (cell.row.view or study.scope) == "trained":
-        over.append("evaluation.trained_test=true")
+        over.append(f"evaluation.{'trained_test' if study.part == 'test' else 'trained'}=true")
     return make_config(study.preset, [*over, *settings], method=cell.row.method, seed=cell.seed, name=cell.folder.name)
 
 

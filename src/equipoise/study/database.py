@@ -17,7 +17,7 @@ CREATE TABLE runs (
 );
 CREATE TABLE results (
     run TEXT REFERENCES runs(run), data TEXT, row TEXT, method TEXT, seed INTEGER,
-    view TEXT, scope TEXT, site TEXT, class TEXT, metric TEXT, value REAL
+    part TEXT, view TEXT, scope TEXT, site TEXT, class TEXT, metric TEXT, value REAL
 );
 CREATE TABLE curves (
     run TEXT REFERENCES runs(run), round INTEGER, part TEXT, view TEXT, site TEXT, metric TEXT, value REAL
@@ -60,14 +60,14 @@ def _identity(run: RunResult) -> tuple[str, str, str, str, int]:
 def _run(study: str, run: RunResult) -> tuple[Any, ...]:
     record = run.record
     label, data, row, method, seed = _identity(run)
-    value = record.selections[-1].score if record.selections else None
+    value = record.selection.score if record.selection else None
     facts = (record.last_round, record.selected_round, value, record.seconds, record.start.parameters)
     return (label, study, data, row, method, seed, *facts, run.together, record.start.version)
 
 
 def _results(run: RunResult) -> Iterator[tuple[Any, ...]]:
-    for result in run.record.finals:
-        place = (*_identity(run), result.view, result.scope, result.site)
+    for result in run.measured:
+        place = (*_identity(run), result.part, result.view, result.scope, result.site)
         for metric, value in result.metrics.items():
             yield (*place, None, metric, value)
         for name, value in zip(run.record.start.classes, result.recall):
@@ -75,7 +75,8 @@ def _results(run: RunResult) -> Iterator[tuple[Any, ...]]:
 
 
 def _curves(run: RunResult) -> Iterator[tuple[Any, ...]]:
-    for scored in run.record.evaluations:
+    # Test scores of single rounds, where runs measured any, stay out of a study that may not show them.
+    for scored in (each for each in run.record.evaluations if run.part == "test" or each.part == "valid"):
         for metric, value in scored.metrics.items():
             yield (run.cell.label, scored.round, scored.part, scored.view, scored.site, metric, value)
 

@@ -19,7 +19,7 @@ from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import figures
 from equipoise.study.config import METRICS, StudyConfig
 from equipoise.study.database import write_database
-from equipoise.study.results import SCOPE_SENTENCES, RowResult, StudyResults, collect
+from equipoise.study.results import RowResult, StudyResults, collect
 from equipoise.study.tables import (
     COST_TITLES,
     caption,
@@ -84,7 +84,7 @@ def _facts(results: StudyResults) -> list[tuple[str, str]]:
         ("Study", study.name),
         ("Preset", study.preset or ""),
         ("Runs", f"{len(runs)} finished, {len(results.unfinished)} not"),
-        ("Scope", SCOPE_SENTENCES[study.scope]),
+        ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),
         ("Differs", " ".join(study.differs)),
@@ -185,8 +185,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-scores",
             figures.scores(results, rows),
-            "Test scores by method: mean and standard deviation over seeds; each seed as a dash; the paper's number "
-            "as a diamond.",
+            _scores_caption(results.part, rows),
         ),
         picture(
             f"{prefix}-learning",
@@ -196,7 +195,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-recall",
             figures.rare_classes(results, rows),
-            "Recall of the rarest classes over all test images; in brackets their training images.",
+            f"Recall of the rarest classes over all {results.part} images; in brackets their training images.",
         ),
         picture(
             f"{prefix}-retrogress",
@@ -217,6 +216,11 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         else None,
     ]
     return [each for each in drawn if each]
+
+
+def _scores_caption(part: str, rows: Sequence[RowResult]) -> str:
+    text = f"{part.capitalize()} scores by method: mean and standard deviation over seeds; each seed as a dash"
+    return f"{text}; the paper's number as a diamond." if any(row.row.paper for row in rows) else f"{text}."
 
 
 def _learning_caption(metric: str, rows: Sequence[RowResult]) -> str:

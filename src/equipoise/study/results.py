@@ -11,7 +11,8 @@ from typing import Any
 
 from equipoise.config import EvaluationConfig
 from equipoise.engine.events import first_event
-from equipoise.report.record import Result, RunRecord, read_run
+from equipoise.report.events import Result
+from equipoise.report.record import RunRecord, read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
 from equipoise.study.config import (
     METRICS,
@@ -38,7 +39,12 @@ VIEWS: dict[str, tuple[str, ...]] = {
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
-    "common": "The global model on the one common test set; where a method has none, the mean of the sites' models.",
+    "common": "The global model on the one common {part} set; where a method has none, the mean of the sites' models.",
+}
+PART_TITLES = {"test": "test", "valid": "validation"}
+PART_SENTENCES = {
+    "test": "Test data took no part in the choice.",
+    "valid": "Scores are of validation images; test images have no part in them.",
 }
 
 
@@ -49,15 +55,21 @@ class RunResult:
     cell: Cell
     record: RunRecord
     together: int
+    part: str
+
+    @property
+    def measured(self) -> Sequence[Result]:
+        """All that the study may show of the run: its test results, or validation scores of what it reports."""
+        return self.record.finals if self.part == "test" else self.record.validation
 
     @cached_property
     def views(self) -> list[str]:
-        """The kinds of model that were tested."""
-        return list(dict.fromkeys(result.view for result in self.record.finals))
+        """The kinds of model that were measured."""
+        return list(dict.fromkeys(result.view for result in self.measured))
 
     def results(self, view: str, scope: str) -> dict[str | None, Result]:
-        """Test results of a view by site; under None where the scope has no sites."""
-        return {r.site: r for r in self.record.finals if r.view == view and r.scope == scope}
+        """Results of a view by site; under None where the scope has no sites."""
+        return {r.site: r for r in self.measured if r.view == view and r.scope == scope}
 
     @cached_property
     def cost(self) -> NetCost | None:
@@ -95,11 +107,11 @@ class RowResult:
         return {metric: each for metric, each in spreads.items() if each is not None}
 
     def places(self, scope: str) -> dict[str, str]:
-        """{site or cohort: view} of what was tested in this scope, by the kind of model that the row reports."""
+        """{site or cohort: view} of what was measured in this scope, by the kind of model that the row reports."""
         return {
             site: result.view
             for run in self.runs
-            for result in run.record.finals
+            for result in run.measured
             if result.scope == scope and result.view == self.view
             if (site := result.site) is not None
         }
@@ -107,12 +119,12 @@ class RowResult:
     @cached_property
     def validation(self) -> Spread | None:
         """The score that selected the round, in per cent, over seeds."""
-        chosen = [run.record.selections[-1].score for run in self.runs if run.record.selections]
+        chosen = [selection.score for run in self.runs if (selection := run.record.selection)]
         return spread(None if value is None else 100 * value for value in chosen)
 
     @cached_property
     def recall(self) -> dict[str, Spread]:
-        """Recall of each class over all test images, in per cent, over seeds."""
+        """Recall of each class over all sites' images, in per cent, over seeds."""
         found: dict[str, list[float]] = {}
         for run in self.runs:
             pooled = run.results(self.view, "pooled").get(None)
@@ -173,6 +185,16 @@ class StudyResults:
         return [run for row in self.rows for run in row.runs]
 
     @property
+    def part(self) -> str:
+        """The images whose scores are shown, in a word."""
+        return PART_TITLES[self.study.part]
+
+    @property
+    def scope(self) -> str:
+        """What is scored on which images, in a sentence."""
+        return SCOPE_SENTENCES[self.study.scope].format(part=self.part)
+
+    @property
     def data_names(self) -> list[str]:
         """The data sets; one empty name where the study has no list of them."""
         return [data.name if data else "" for data in self.study.data_sets]
@@ -213,14 +235,13 @@ class StudyResults:
 
     @cached_property
     def rule(self) -> str:
-        """How the reported round was chosen, in a sentence; the runs' own configs say it."""
+        """How the reported round was chosen, as the runs' own configs say, and that test images had no part in it."""
         rows: dict[str, list[str]] = {}
         for run in self.runs:
             rows.setdefault(_rule(run.record.start.config["evaluation"]), []).append(run.cell.row.name)
-        if len(rows) < 2:
-            return f"{next(iter(rows), 'No run has finished yet')}. Test data took no part in the choice."
-        parts = (f"{rule} ({', '.join(dict.fromkeys(names))})" for rule, names in rows.items())
-        return f"{'; '.join(parts)}. Test data took no part in the choice."
+        rules = [f"{rule} ({', '.join(dict.fromkeys(names))})" for rule, names in rows.items()]
+        text = "; ".join(rules) if len(rules) > 1 else next(iter(rows), "No run has finished yet")
+        return f"{text}. {PART_SENTENCES[self.study.part]}"
 
     @cached_property
     def deviations(self) -> list[str]:
@@ -262,7 +283,7 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
             note = cell.folder / NOTE
             together = json.loads(note.read_text())["together"] if note.is_file() else 1
             key = (cell.data.name if cell.data else "", cell.row.name)
-            finished.setdefault(key, []).append(RunResult(cell, read_run(cell.folder), together))
+            finished.setdefault(key, []).append(RunResult(cell, read_run(cell.folder), together, study.part))
         else:
             unfinished.append(cell.label)
     rows = [

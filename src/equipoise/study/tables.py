@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.report.summary import duration, traffic
 from equipoise.report.tables import METRIC_TITLES, latex_text
 from equipoise.study.config import METRICS, Metric
-from equipoise.study.results import SCOPE_SENTENCES, RowResult, Spreads, StudyResults
+from equipoise.study.results import RowResult, Spreads, StudyResults
 from equipoise.study.statistics import Spread
 
 #: the p-value below which a difference is marked
@@ -26,6 +26,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "title": study.title,
         "rule": results.rule,
         "scope": study.scope,
+        "part": study.part,
         "primary": study.primary,
         "paper": study.paper,
         "differs": [*study.differs, *results.deviations],
@@ -124,7 +125,7 @@ def marks(results: StudyResults, row: RowResult) -> str:
 def notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
     """What stands under a table: selection rule, scope, what differs from the paper, how tests were made."""
     study = results.study
-    found = [results.rule, SCOPE_SENTENCES[study.scope]]
+    found = [results.rule, results.scope]
     counts = sorted({len(row.runs) for row in rows if row.runs})
     if counts and counts[-1] > 1:
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -237,7 +238,8 @@ def shown_columns(results: StudyResults, rows: Sequence[RowResult]) -> list[tupl
 def caption(results: StudyResults, data: str, table: str) -> str:
     """What a table shows."""
     study = results.study
-    return ". ".join(text for text in (table, study.title or study.name, data) if text) + ". Test, per cent."
+    texts = (table, study.title or study.name, data, f"{results.part.capitalize()}, per cent.")
+    return ". ".join(text for text in texts if text)
 
 
 def to_markdown(results: StudyResults) -> str:

@@ -1,10 +1,10 @@
 """What makes nets quick in bfloat16 on a GPU, channels last: kernels of our own for batch norm, ReLU and max pooling,
-and matrix products in place of convolutions of one pixel."""
+convolutions of one pixel as matrix products, weights rounded all at once."""
 
 from torch import nn
 
+from equipoise.nets.quick.convolution import quicken_convolutions
 from equipoise.nets.quick.norm import quicken_norms
-from equipoise.nets.quick.pointwise import multiply_pointwise
 from equipoise.nets.quick.pool import quicken_pools
 
 
@@ -12,4 +12,4 @@ def quicken(net: nn.Module) -> None:
     """Make a net quick. Names and values of its state stay as they are."""
     quicken_norms(net)
     quicken_pools(net)
-    multiply_pointwise(net)
+    quicken_convolutions(net)
