@@ -11,11 +11,10 @@ from clients import copied, new_client, new_server, noise_batch
 from equipoise.engine.files import read_payload
 from equipoise.engine.protocol import Replies, Reply, Scan, flatten
 from equipoise.methods._creff_features import (
+    FeatureFitting,
     feature_gradients,
     gradient_sums,
-    match_gradients,
     matching_loss,
-    retrain_classifier,
     with_constant,
 )
 from equipoise.methods.creff import packed, unpacked
@@ -109,7 +108,7 @@ def test_features_match_the_class_gradients_better_after_optimisation_and_unknow
     real = normal(40, SIZE, seed=2).relu()
     targets = gradient_sums(real, torch.arange(40) % CLASSES, classifier) / 10
     known = torch.tensor([True, True, True, False])
-    fitted = match_gradients(start, classifier, targets, known, steps=100, lr=0.1)
+    fitted = FeatureFitting(start, classifier, 0.1, 0.1, 8).match(start, classifier, targets, known, steps=100)
     before, after = (matching_loss(feature_gradients(f, classifier), targets, SIZE) for f in (start, fitted))
     assert (after[:3] < 0.5 * before[:3]).all()
     assert torch.equal(fitted[3], start[3])
@@ -167,10 +166,10 @@ def test_a_site_sends_mean_gradients_of_the_servers_classifier_on_its_features()
 
 def test_retraining_takes_plain_gradient_steps():
     features = normal(CLASSES, 5, SIZE)
-    shape = torch.Size((CLASSES, SIZE + 1))
+    fitting = FeatureFitting(features, torch.zeros(CLASSES, SIZE + 1), 0.1, 0.3, 100)
 
     def classifier_after(epochs: int) -> torch.Tensor:
-        return retrain_classifier(features, shape, epochs, 100, 0.3, torch.Generator().manual_seed(1))
+        return fitting.retrain(features, epochs, torch.Generator().manual_seed(1))
 
     start, labels = classifier_after(0), torch.arange(CLASSES).repeat_interleave(5)
     slope = autograd_gradients(features.flatten(0, 1), labels, start).sum(0) / 20
@@ -180,9 +179,8 @@ def test_retraining_takes_plain_gradient_steps():
 def test_the_retrained_classifier_knows_every_class_alike():
     centres = 4 * torch.eye(CLASSES, SIZE)
     features = centres[:, None] + 0.3 * normal(CLASSES, 10, SIZE)
-    classifier = retrain_classifier(
-        features, torch.Size((CLASSES, SIZE + 1)), 40, 8, 0.1, torch.Generator().manual_seed(1)
-    )
+    fitting = FeatureFitting(torch.zeros_like(features), torch.zeros(CLASSES, SIZE + 1), 0.1, 0.1, 8)
+    classifier = fitting.retrain(features, 40, torch.Generator().manual_seed(1))
     predicted = (with_constant(features, classifier) @ classifier.T).argmax(2)
     assert torch.equal(predicted, torch.arange(CLASSES)[:, None].expand(CLASSES, 10))
 

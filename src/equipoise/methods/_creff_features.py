@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.engine.repeat import Repeated
 from equipoise.losses import membership
-from equipoise.methods.common import shuffled_batches
 
 EPSILON = 1e-6  # under the cosines, as released: gradients that have all but vanished need not match
 
@@ -52,31 +52,61 @@ def _cosine(first: Tensor, second: Tensor) -> Tensor:
     return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1) + EPSILON)
 
 
-def match_gradients(
-    features: Tensor, classifier: Tensor, targets: Tensor, known: Tensor, steps: int, lr: float
-) -> Tensor:
-    """Federated features (C, M, D) after gradient descent on their matching loss; classes not `known` (C,) stay."""
-    for _ in range(steps):
-        features = features.detach().requires_grad_()
-        losses = matching_loss(feature_gradients(features, classifier), targets, features.shape[-1])
-        (slope,) = torch.autograd.grad(losses.masked_fill(~known, 0.0).sum(), features)
-        features = features - lr * slope
-    return features.detach()
+class FeatureFitting:
+    """What the server does with federated features, on tensors that stay where they are: a GPU captures the steps."""
 
+    def __init__(
+        self,
+        features: Tensor,
+        classifier: Tensor,
+        feature_lr: float,
+        classifier_lr: float,
+        batch: int,
+        capture: bool = True,
+    ):
+        """Features (C, M, D) and a classifier, (C, D) or (C, D + 1), of the shapes to come."""
+        num_classes, count, _ = features.shape
+        self.feature_lr, self.classifier_lr, self.batch = feature_lr, classifier_lr, batch
+        self.features, self.classifier = features.clone(), classifier.clone()
+        self.targets = classifier.new_zeros(num_classes, *classifier.shape)
+        self.known = classifier.new_zeros(num_classes, dtype=torch.bool)
+        self.inputs = with_constant(features.flatten(0, 1), classifier).clone()
+        labels = torch.arange(num_classes, device=features.device).repeat_interleave(count)
+        self.members = membership(labels, num_classes, self.inputs.dtype)
+        self.random = torch.Generator(features.device)
+        self._match_steps = Repeated(self._match_step, self.random, capture)
+        self._retrain_epochs = Repeated(self._retrain_epoch, self.random, capture)
 
-@torch.no_grad()
-def retrain_classifier(
-    features: Tensor, shape: torch.Size, epochs: int, batch: int, lr: float, generator: torch.Generator
-) -> Tensor:
-    """A new classifier of this shape, (C, D) or (C, D + 1), trained by plain SGD on features (C, M, D), as many of each
-    class."""
-    num_classes, count, size = features.shape
-    classifier = torch.empty(shape, device=features.device).uniform_(-(size**-0.5), size**-0.5, generator=generator)
-    inputs = with_constant(features.flatten(0, 1), classifier)
-    labels = torch.arange(num_classes, device=features.device).repeat_interleave(count)
-    members = membership(labels, num_classes, inputs.dtype)
-    for rows in shuffled_batches(len(inputs), batch, epochs, generator):
-        some = inputs[rows]
-        residuals = (some @ classifier.T).softmax(1) - members[rows]
-        classifier.addmm_(residuals.T, some, alpha=-lr / len(rows))
-    return classifier
+    def match(self, features: Tensor, classifier: Tensor, targets: Tensor, known: Tensor, steps: int) -> Tensor:
+        """Features (C, M, D) after gradient descent on their matching loss; classes not `known` (C,) stay."""
+        self.features.copy_(features)
+        self.classifier.copy_(classifier)
+        self.targets.copy_(targets)
+        self.known.copy_(known)
+        self._match_steps(steps)
+        return self.features.clone()
+
+    def _match_step(self) -> None:
+        features = self.features.detach().requires_grad_()
+        losses = matching_loss(feature_gradients(features, self.classifier), self.targets, features.shape[-1])
+        (slope,) = torch.autograd.grad(losses.masked_fill(~self.known, 0.0).sum(), features)
+        self.features.sub_(slope, alpha=self.feature_lr)
+
+    @torch.no_grad()
+    def retrain(self, features: Tensor, epochs: int, random: torch.Generator) -> Tensor:
+        """A new classifier, trained by plain SGD on features (C, M, D), as many of each class."""
+        size = features.shape[-1]
+        self.random.set_state(random.get_state())
+        self.classifier.uniform_(-(size**-0.5), size**-0.5, generator=self.random)
+        self.inputs[:, :size] = features.flatten(0, 1)
+        self._retrain_epochs(epochs)
+        return self.classifier.clone()
+
+    @torch.no_grad()
+    def _retrain_epoch(self) -> None:
+        # Random numbers in order are a permutation that a capture can draw.
+        order = torch.rand(len(self.inputs), generator=self.random, device=self.inputs.device).argsort()
+        for rows in order.split(self.batch):
+            some = self.inputs[rows]
+            residuals = (some @ self.classifier.T).softmax(1) - self.members[rows]
+            self.classifier.addmm_(residuals.T, some, alpha=-self.classifier_lr / len(rows))

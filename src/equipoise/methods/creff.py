@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
-from equipoise.methods._creff_features import gradient_sums, match_gradients, retrain_classifier
+from equipoise.methods._creff_features import FeatureFitting, gradient_sums
 from equipoise.methods.common import average, class_means, mean_by_class
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
@@ -49,28 +49,26 @@ class CReFFServer(FedAvgServer):
             generator=self.random("features", 0),
             device=self.setting.device,
         )
+        options = self.options
+        self.fitting = FeatureFitting(
+            self.state.features,
+            self.state.classifier,
+            options.feature_lr,
+            options.classifier_lr,
+            options.classifier_batch,
+            self.setting.config.compute.capture,
+        )
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         state, options = self.state, self.options
         updates = yield Ask("train", sites, model=state.model, classifier=state.classifier)
         state.model = average(updates, "model", self.setting.config.train.aggregation)
         targets, known = mean_by_class(updates, "gradients", "uniform", by="present")
-        state.features = match_gradients(
-            state.features, state.classifier, targets, known, options.feature_steps, options.feature_lr
-        )
-        state.classifier = self.retrained(number) if options.classifier_epochs else packed(state.model)
-
-    def retrained(self, number: int) -> Tensor:
-        """A classifier that has seen as many features of every class."""
-        options, state = self.options, self.state
-        return retrain_classifier(
-            state.features,
-            state.classifier.shape,
-            options.classifier_epochs,
-            options.classifier_batch,
-            options.classifier_lr,
-            self.random("classifier", number),
-        )
+        state.features = self.fitting.match(state.features, state.classifier, targets, known, options.feature_steps)
+        state.classifier = packed(state.model)
+        if options.classifier_epochs:
+            random = self.random("classifier", number)
+            state.classifier = self.fitting.retrain(state.features, options.classifier_epochs, random)
 
     def message(self) -> dict[str, Value | PerSite]:
         """The averaged body under the classifier trained on federated features: what CReFF predicts by."""
