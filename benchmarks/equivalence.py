@@ -22,6 +22,7 @@ from equipoise.data import load_federation
 from equipoise.engine import training
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import flatten
+from equipoise.engine.repeat import Repeated
 from equipoise.methods import get_method, method_names
 from equipoise.runs import make_config
 
@@ -42,7 +43,7 @@ OTHER_ORDER = "compute.channels_last=true"
 THOROUGH = {
     "fedbm": ("fedbm.every=1", "fedbm.generator_steps=5", "fedbm.generator_batch=8", "fedbm.generator_width=8"),
     "prr": ("prr.warmup=0",),
-    "creff": ("creff.feature_steps=3", "creff.classifier_epochs=3"),
+    "creff": ("creff.feature_steps=5", "creff.classifier_epochs=5"),
 }
 #: methods that count epochs, not steps
 BY_EPOCH = {"prr", "fedrep"}
@@ -57,11 +58,23 @@ def final_state(method: str, *settings: str) -> tuple[dict[str, torch.Tensor], i
         for _ in run.steps():
             steps = [slot.run_step for slot in run.engine.place.slots]  # type: ignore[attr-defined]
             graphs = max(graphs, sum(len(s._graphs) for s in steps) if all(s.enabled for s in steps) else 0)
+        if config.compute.capture:
+            assert all(repeated.captured for repeated in what_it_repeats(run.server)), (
+                "the server fell back to eager steps"
+            )
         state = flatten(run.server.state.snapshot())[0]
         for site in run.sites:
             for name, tensor in (run.engine.states.load(site) or {}).items():  # type: ignore[attr-defined]
                 state[f"{site}/{name}"] = tensor
     return {name: t.detach().cpu().double() for name, t in state.items() if t.is_floating_point()}, graphs
+
+
+def what_it_repeats(holder: object, depth: int = 2) -> list[Repeated]:
+    """What a server repeats, itself or in a part of it."""
+    values = list(vars(holder).values())
+    found = [value for value in values if isinstance(value, Repeated)]
+    parts = [value for value in values if depth > 1 and type(value).__module__.startswith("equipoise.methods")]
+    return found + [repeated for part in parts for repeated in what_it_repeats(part, depth - 1)]
 
 
 def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

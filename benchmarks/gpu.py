@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [--quick] [--only NAME] [--epochs 2] [--sharing] [--out results/benchmarks]
 
 Engine figures are of whole rounds of FedAvg: images resident as uint8, augmentation, steps, averaging; no
-evaluation. The usual loop is given its images ready-made on the device.
+evaluation. The usual loop, without autocast, is given its images ready-made on the device.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def noise_federation(sizes: Sequence[int], pixels: int, classes: int = 8, valid:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A federation whose runs may share a GPU: a preset, its sites' images, pixels, classes."""
+class Federated:
+    """A federation as a preset has it: its sites' images, stored pixels and classes, whose names some methods read."""
 
     preset: str
     sizes: tuple[int, ...]
@@ -76,14 +76,14 @@ class Shared:
     names: tuple[str, ...] = ()
 
     def federation(self) -> Federation:
-        """It, of noise images."""
+        """The federation, with noise for images."""
         made = noise_federation(self.sizes, self.pixels, self.classes, self.valid)
         return replace(made, classes=self.names or made.classes)
 
 
-DERMOSCOPY = Shared("prr-dermoscopy", (2091, 2708, 1144, 1400), 128, 3, (298, 386, 163, 199))
+DERMOSCOPY = Federated("prr-dermoscopy", (2091, 2708, 1144, 1400), 128, 3, (298, 386, 163, 199))
 #: what Dirichlet(0.05) makes of HAM10000 with seed 1; half of the sites train in a round, for one epoch
-SMALL = Shared(
+HAM10000 = Federated(
     "fedbm-ham10000-0.05",
     (987, 2, 302, 560, 54, 1621, 7, 3093, 159, 222),
     64,
@@ -92,12 +92,12 @@ SMALL = Shared(
 )
 
 
-def round_seconds(shared: Shared, method: str, rounds: int, together: int = 1) -> dict[str, float]:
+def round_seconds(federated: Federated, method: str, rounds: int, together: int = 1) -> float:
     """Seconds per round, evaluation included, after a first round.
 
     With `together` runs (other seeds) in one process, the seconds of one round of all of them.
     """
-    federation = shared.federation()
+    federation = federated.federation()
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, together + 1):
@@ -111,7 +111,7 @@ def round_seconds(shared: Shared, method: str, rounds: int, together: int = 1) -
                 "checkpoint.every=100",
                 f"train.rounds={rounds + 1}",
             ]
-            config = make_config(shared.preset, settings, method=method, seed=seed)
+            config = make_config(federated.preset, settings, method=method, seed=seed)
             watch = RoundClock()
             run = Run(config, get_method(method), federation, Path(folder) / str(seed), [watch], "cuda")
             runs.append((run.steps(), watch, run))
@@ -119,18 +119,20 @@ def round_seconds(shared: Shared, method: str, rounds: int, together: int = 1) -
         while active:
             active = [steps for steps in active if next(steps, DONE) is not DONE]
         times = [watch.times for _, watch, _ in runs]
-        seconds = (max(t[-1] for t in times) - max(t[0] for t in times)) / rounds
-        return {"round_s": seconds, "first_round_s": times[0][0] - runs[0][1].began}
+        return (max(t[-1] for t in times) - max(t[0] for t in times)) / rounds
 
 
 def sharing(rounds: int) -> list[dict[str, float | str]]:
     """How much more four runs of a federation get done in one process than one after the other."""
     rows: list[dict[str, float | str]] = []
-    for shared, method, number in ((DERMOSCOPY, "fedavg", 2), (SMALL, "fedavg", rounds), (SMALL, "fedbm", rounds)):
-        one = round_seconds(shared, method, number)["round_s"]
-        four = round_seconds(shared, method, number, 4)["round_s"]
-        rows.append({"name": shared.preset, "method": method, "one_s": one, "four_s": four, "ratio": 4 * one / four})
-        print(f"{shared.preset} {method}: four runs at once x{4 * one / four:.2f} one after the other", flush=True)
+    for federated, method, number in (
+        (DERMOSCOPY, "fedavg", 2),
+        (HAM10000, "fedavg", rounds),
+        (HAM10000, "fedbm", rounds),
+    ):
+        one, four = round_seconds(federated, method, number), round_seconds(federated, method, number, 4)
+        rows.append({"name": federated.preset, "method": method, "one_s": one, "four_s": four, "ratio": 4 * one / four})
+        print(f"{federated.preset} {method}: four runs at once x{4 * one / four:.2f} one after the other", flush=True)
     return rows
 
 
@@ -143,7 +145,6 @@ class RoundClock:
     """Notes when rounds end."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
         self.times: list[float] = []
 
     def event(self, event: str, **_: object) -> None:
@@ -294,8 +295,7 @@ def main() -> None:
             show(rows[-1])
             _write(arguments.out / "gpu.json", settings=rows)
     for method in ("fedavg", "prr") if arguments.epochs else ():
-        figures = round_seconds(DERMOSCOPY, method, arguments.epochs)
-        seconds = figures["round_s"] / EPOCHS
+        seconds = round_seconds(DERMOSCOPY, method, arguments.epochs) / EPOCHS
         print(f"{method}: {seconds:.3f} s per local epoch of the dermoscopic federation", flush=True)
         _write(arguments.out / "gpu.json", **{f"{method}_epoch_s": seconds})
     if arguments.sharing:
@@ -319,6 +319,9 @@ def slot_scaling(device: str) -> list[dict[str, float]]:
     federation = noise_federation([160] * 16, 64)
     rows: list[dict[str, float]] = []
     for slots in (1, 2, 4, 8, 16):
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         rows.append({"slots": slots, **engine_speed(config, federation, 2, slots, device)})
         ratio = rows[-1]["img_s"] / rows[0]["img_s"]
         print(f"{slots:>3} slots {rows[-1]['img_s']:8.0f} img/s   x{ratio:.1f}", flush=True)

@@ -21,14 +21,18 @@ from equipoise.engine.contract import Setting
 from equipoise.engine.local import LocalEngine
 from equipoise.methods import get_method
 from equipoise.runs import make_config
-from gpu import noise_federation
-from systems import SYSTEMS, converse, time_round
+from gpu import DERMOSCOPY
+from systems import converse, time_round
 
 #: words in the names of kernels, first match counts
 KINDS = {
-    "batch norm": ("batch_norm", "batchnorm", "_row_sums", "_each_value", "_statistics", "_gradient_totals"),
+    "batch norm": (
+        *("batch_norm", "batchnorm", "value_sums", "gradient_sums", "statistics", "gradient_totals"),
+        *("each_normal", "each_gradient", "few_forward", "few_backward"),
+    ),
     "convolutions": ("xmma", "cutlass", "convolve", "wgrad", "dgrad"),
-    "max pooling": ("max_pool",),
+    "matrix products": ("gemm", "nvjet", "cublas"),
+    "max pooling": ("max_pool", "_choose", "_hand_back"),
     "casts and copies": ("direct_copy", "bfloat16_copy"),
     "element-wise": ("elementwise", "multi_tensor"),
 }
@@ -56,16 +60,15 @@ def summarise(seconds: float, total: float, kernels: Sequence[tuple[float, int, 
 
 def profile(method: str) -> dict[str, Any]:
     """A round of two epochs, after two that capture and warm up; its seconds are of one more, without the profiler."""
-    system = SYSTEMS["prr"]
-    federation = noise_federation(system.sizes, system.pixels, system.classes, [system.valid] * len(system.sizes))
+    federation = DERMOSCOPY.federation()
     settings = [
         "compute.precision='bf16'",
         "compute.channels_last=true",
-        f"compute.slots={len(system.sizes)}",
+        f"compute.slots={len(federation.sites)}",
         "train.epochs=2",
         "evaluation.trained=false",
     ]
-    config = make_config(system.preset, settings, method=method)
+    config = make_config(DERMOSCOPY.preset, settings, method=method)
     chosen = get_method(method)
     setting = Setting.of(config, chosen, federation, "cuda")
     sites = [site.name for site in federation.sites]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from equipoise.engine.base import Engine
 from equipoise.engine.contract import Server, Setting
@@ -22,46 +23,34 @@ from equipoise.engine.local import LocalEngine
 from equipoise.engine.protocol import Conversation
 from equipoise.methods import get_method
 from equipoise.runs import make_config
-from gpu import SMALL, finish, noise_federation, synchronise
+from gpu import DERMOSCOPY, HAM10000, Federated, finish, synchronise
 
 
 @dataclass(frozen=True)
 class System:
-    """A preset, the training images of its sites, stored pixels and classes.
+    """A federation, and which of its sites train in a round (all where none is named).
 
     `rounds`: numbers of a first round, of a usual one, and of one in which the server does something that it does only
     every `every` rounds.
     """
 
-    preset: str
-    sizes: tuple[int, ...]
-    pixels: int
-    classes: int
-    valid: int = 0
-    share: float = 1.0
+    federated: Federated
+    trains: tuple[int, ...] = ()
     rounds: tuple[int, int, int] = (1, 2, 3)
     every: int = 1
-    names: tuple[str, ...] = ()
-    """Of the classes, where a method reads them."""
 
 
+BLOOD_CELLS = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
+GENERATOR_ROUNDS: dict[str, Any] = {"rounds": (5, 6, 10), "every": 5}
 SYSTEMS = {
-    "prr": System("prr-dermoscopy", (2091, 2708, 1144, 1400), 128, 3, valid=250),
-    "fednpr": System("fednpr-isic", (9930, 3163, 2691, 1807, 655, 351), 224, 8),
-    "fediic": System("fediic-isic", (1773,) * 10, 256, 8),
+    "prr": System(DERMOSCOPY),
+    "fednpr": System(Federated("fednpr-isic", (9930, 3163, 2691, 1807, 655, 351), 224, 8)),
+    "fediic": System(Federated("fediic-isic", (1773,) * 10, 256, 8)),
     "fedbm": System(
-        "fedbm-pbc-0.05",
-        (997,) * 12,
-        64,
-        8,
-        share=0.5,
-        rounds=(5, 6, 10),
-        every=5,
-        names=("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet"),
+        Federated("fedbm-pbc-0.05", (997,) * 12, 64, 8, names=BLOOD_CELLS), tuple(range(6)), **GENERATOR_ROUNDS
     ),
-    "fedbm-ham10000": System(
-        "fedbm-ham10000-0.05", SMALL.sizes, 128, 7, share=0.5, rounds=(5, 6, 10), every=5, names=SMALL.names
-    ),
+    # Five sites that hold half of the images between them.
+    "fedbm-ham10000": System(replace(HAM10000, pixels=128), (1, 2, 4, 7, 8), **GENERATOR_ROUNDS),
 }
 
 
@@ -98,15 +87,16 @@ def time_round(engine: Engine, server: Server, number: int, sites: Sequence[str]
 def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
     """One system: seconds per round and the server's share of them."""
     system = SYSTEMS[name]
-    pixels = 32 if tiny else system.pixels
-    sizes = [size // 100 + 2 for size in system.sizes] if tiny else system.sizes
-    federation = noise_federation(sizes, pixels, system.classes, [system.valid] * len(sizes) if system.valid else ())
-    federation = replace(federation, classes=system.names or federation.classes)
+    federated = system.federated
+    if tiny:
+        sizes, valid = (tuple(size // 100 + 2 for size in part) for part in (federated.sizes, federated.valid))
+        federated = replace(federated, pixels=32, sizes=sizes, valid=valid)
+    federation = federated.federation()
     cuda = (
         "compute.precision='bf16'",
         "compute.channels_last=true",
         "compute.deterministic=false",
-        f"compute.slots={len(sizes)}",
+        f"compute.slots={len(federation.sites)}",
     )
     settings = [
         "net.weights='none'",
@@ -115,11 +105,11 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
         *(cuda if device == "cuda" else ()),
         *(("augment.size=32", "train.epochs=1", "net.name='small-cnn'") if tiny else ()),
     ]
-    config = make_config(system.preset, settings)
+    config = make_config(federated.preset, settings)
     method = get_method(config.method)
     setting = Setting.of(config, method, federation, device)
     sites = [site.name for site in federation.sites]
-    chosen = sites[:: round(1 / system.share)]
+    chosen = [sites[index] for index in system.trains] or sites
     with tempfile.TemporaryDirectory() as folder, LocalEngine(method, setting, federation, Path(folder)) as engine:
         server = method.server(setting)
         converse(engine, server.start(sites))

@@ -13,7 +13,7 @@ from torch import nn
 
 from equipoise.errors import UserError
 from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
-from equipoise.nets.base import rounded_up
+from equipoise.nets.base import batches_rounded_up, rounded_up
 from equipoise.nets.config import NetName
 
 BUILT_IN = ["small-cnn", "resnet18", "efficientnet-b0", "vgg16-slim"]
@@ -334,3 +334,22 @@ def test_a_batch_is_rounded_up_to_a_power_of_two_without_changing_what_its_image
     assert torch.equal(more[:5], images) and not more[5:].any()
     torch.testing.assert_close(net.body(more)[:5], net.body(images))
     assert rounded_up(more) is more
+
+
+def test_rows_of_anything_are_rounded_up_and_none_at_all_become_some():
+    assert rounded_up(torch.ones(3, 7)).tolist() == [[1.0] * 7] * 3 + [[0.0] * 7]
+    assert len(rounded_up(torch.ones(0, 3, 4, 4))) == 2
+
+
+def test_only_scans_round_batches_up():
+    class Elsewhere(torch.Tensor):
+        is_cuda = True
+
+    net, seen = build_net(NetConfig(name="small-cnn"), 3).eval(), []
+    net.body.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    images = torch.randn(5, 3, 16, 16).as_subclass(Elsewhere)
+    net(images)
+    with batches_rounded_up():
+        assert len(net(images)) == 5
+    net(images)
+    assert seen == [5, 8, 5]

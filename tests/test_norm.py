@@ -3,6 +3,7 @@
 Its kernels run here in Triton's interpreter where Triton is installed; on a GPU `benchmarks/equivalence.py` runs them.
 """
 
+import copy
 import os
 from types import SimpleNamespace
 
@@ -98,6 +99,40 @@ def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, 
     assert steps == 6, "two more than before"
     for ours, torchs in zip(quick, usual, strict=True):
         assert_close(ours, torchs)
+
+
+@pytest.mark.parametrize("shape", [FEW_ROWS[1], MANY_ROWS[1]])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_goes_through_as_with_torch(kernels, shape, value):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last)
+    x[0, 2, 1, 1] = value
+    weight, bias = torch.ones(shape[1], device=device), torch.zeros(shape[1], device=device)
+
+    def results(norm):
+        running = torch.zeros_like(weight), torch.ones_like(weight), torch.tensor(0, device=device)
+        inputs = x.clone().requires_grad_()
+        out = norm(inputs, running)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out)), *running[:2]]
+
+    quick = results(lambda x, running: kernels.BatchNormTraining.apply(x, weight, bias, running, 0.1, 1e-5, True))
+    usual = results(lambda x, running: F.relu(F.batch_norm(x, *running[:2], weight, bias, True, 0.1, 1e-5)))
+    for ours, torchs in zip(quick, usual, strict=True):
+        assert torch.equal(ours.isnan(), torchs.isnan())
+        assert_close(ours.nan_to_num(posinf=9, neginf=-9), torchs.nan_to_num(posinf=9, neginf=-9))
+
+
+def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
+    relu = nn.ReLU()
+    net = nn.Sequential(relu, nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), relu, nn.BatchNorm2d(3), nn.ReLU())
+    images = torch.randn(4, 3, 5, 5)
+    expected = copy.deepcopy(net)(images)
+    quicken_norms(net)
+    assert torch.equal(net(images), expected)
+    assert [type(layer) for layer in net] == [
+        nn.ReLU, nn.Conv2d, QuickBatchNorm2d, nn.Identity, QuickBatchNorm2d, nn.Identity
+    ]  # fmt: skip
 
 
 def test_the_kernels_prove_themselves(kernels):

@@ -8,7 +8,7 @@ from torch import nn
 
 from clients import new_client
 from equipoise.config import OptimiserConfig
-from equipoise.engine.optimiser import Optimiser, clip_by_norm
+from equipoise.engine.optimiser import Optimiser, _laid_out_like, clip_by_norm
 
 CLIP = 1.0
 
@@ -49,3 +49,14 @@ def test_one_model_has_one_norm():
 )
 def test_methods_of_two_models_say_so(method, models):
     assert set(new_client(method).phases["main"].optimiser.models) == models
+
+
+def test_a_gradient_of_one_pixel_kernels_is_not_copied_however_its_single_entries_lie():
+    parameter = nn.Parameter(torch.zeros(4, 3, 1, 1).contiguous(memory_format=torch.channels_last))
+    gradient = torch.randn(4, 3).reshape(4, 3, 1, 1)
+    laid_out = _laid_out_like(gradient, parameter)
+    assert laid_out.stride() == parameter.stride() and laid_out.data_ptr() == gradient.data_ptr()
+    assert torch.equal(laid_out, gradient)
+    turned = torch.randn(3, 4, 1, 1).transpose(0, 1)
+    copied = _laid_out_like(turned, parameter)
+    assert copied.stride() == parameter.stride() and torch.equal(copied, turned)

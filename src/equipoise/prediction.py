@@ -71,7 +71,7 @@ def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
             known = ", ".join(sorted(unquote(p.stem) for p in (run / "models" / "personal").glob("*.safetensors")))
             raise UserError(f"this method has only personal models; name a site with --site ({known})")
         return "global", {}
-    if "personal" in views and type(client).adapt is not Client.adapt:
+    if "personal" in views and client.adapts():
         raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
     path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
     if "personal" not in views or not path.exists():

@@ -149,8 +149,8 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_three_terms():
         weights = (f"fedbm.lambda_div={div}", f"fedbm.lambda_dis={dis}")
         server = FedBMServer(setting_of(*SMALL, *weights))
         server.parts.net.eval()
-        server.training.random.manual_seed(1)
-        return server.training.loss(images, codes, labels), server
+        server.generator_training.random.manual_seed(1)
+        return server.generator_training.loss(images, codes, labels), server
 
     random = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 16, 16, generator=random)

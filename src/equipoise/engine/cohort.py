@@ -12,13 +12,15 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from equipoise.engine.capture import first_line, recorded
 from equipoise.engine.contract import Batch, Client
 from equipoise.engine.protocol import Ask, SiteFailure
-from equipoise.engine.site import Outcome, Request, Slot
+from equipoise.engine.site import EVALUATE, Outcome, Request, Slot
 from equipoise.engine.training import eager_step
 
 log = logging.getLogger(__name__)
@@ -61,10 +63,12 @@ class WarmUp:
     def __call__(self, key: Any, step: Callable[[], None]) -> None:
         """Run a step of this kind as often as it needs."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            for _ in range(LATER_WARM_UP_STEPS if key in self.known else FIRST_WARM_UP_STEPS):
-                step()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                for _ in range(LATER_WARM_UP_STEPS if key in self.known else FIRST_WARM_UP_STEPS):
+                    step()
+        finally:  # whatever comes next waits for what was issued
+            torch.cuda.current_stream().wait_stream(self.stream)
         self.known.add(key)
 
 
@@ -98,10 +102,10 @@ class CapturedSteps:
             return
         if key not in self._graphs:
             try:
-                self._graphs[key] = self._capture(key, client, phase, batches, loss_sum)
+                self._graphs[key] = self._capture_with_room(key, client, phase, batches, loss_sum)
             except RuntimeError as problem:  # what cannot be captured, or does not fit, runs eagerly
                 self.enabled = False
-                log.warning("steps of %s run eagerly: %s", type(client).__name__, str(problem).splitlines()[0])
+                log.warning("steps of %s run eagerly: %s", type(client).__name__, first_line(problem))
                 eager_step(client, phase, batches, loss_sum)
                 return
         self._graphs[key].replay(batches)
@@ -112,6 +116,16 @@ class CapturedSteps:
         self._seen[key] = self._seen.get(key, 0) + 1
         full = all(len(batch.label) == client.config.train.batch_size for batch in batches)
         return full or self._seen[key] > SEEN_BEFORE_CAPTURE
+
+    def _capture_with_room(
+        self, key: Any, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor
+    ) -> Captured:
+        """Capture; where memory runs out, once more after cached memory was given back, which a capture cannot do."""
+        try:
+            return self._capture(key, client, phase, batches, loss_sum)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return self._capture(key, client, phase, batches, loss_sum)
 
     def _capture(self, key: Any, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> Captured:
         """Warm up on throw-away values, put everything back, and record the step."""
@@ -128,13 +142,8 @@ class CapturedSteps:
 
         try:
             self.warm_up(key, step)
-            # Not torch.cuda.graph, which first gives all cached memory back: whoever needs it next waits for it.
-            torch.cuda.synchronize()
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
+            with recorded(graph, self._pool):
                 step()
-            finally:
-                graph.capture_end()
             self._pool = self._pool or graph.pool()
         finally:  # also when it cannot be captured: the eager step then starts from the right values
             with torch.no_grad():
@@ -151,6 +160,10 @@ def _shapes(batch: Batch) -> tuple[Any, ...]:
     return tuple((name, tuple(tensor.shape)) for name, tensor in vars(batch).items())
 
 
+#: those of all runs that share this process
+COHORTS: WeakSet[Cohort] = WeakSet()
+
+
 class Cohort:
     """Runs requests on as many slots as fit, steps issued in turn."""
 
@@ -159,6 +172,8 @@ class Cohort:
         self.new_slot = new_slot
         self.slots: list[Slot] = []
         self.homes: dict[str, Slot] = {}
+        self._cleared = 0
+        COHORTS.add(self)
         self.warm_up = WarmUp()
         self.wanted = engine.setting.config.compute.slots
         _set_precision(engine.setting.config.compute)
@@ -171,7 +186,8 @@ class Cohort:
         while waiting or active:
             while waiting and (slot := self._free_slot(active, waiting)) is not None:
                 index, request = waiting.pop(0)
-                self.homes[request.site] = slot
+                if request.action != EVALUATE:
+                    self.homes[request.site] = slot
                 _stream(slot).wait_stream(torch.cuda.current_stream())
                 active.append((slot, index, self._perform(slot, request, ask)))
             for entry in list(active):
@@ -238,8 +254,13 @@ class Cohort:
             return len(self.slots) < (self.wanted or 1)
         if len(self.slots) >= MOST_SLOTS or not all(slot.run_step.stepped for slot in self.slots):  # type: ignore[attr-defined]
             return False
-        free, total = torch.cuda.mem_get_info()
-        return (total - free) / len(self.slots) < MEMORY_SHARE * free
+        if _another_fits():
+            return True
+        if self._cleared < len(self.slots):  # memory that is only cached, by runs that have ended, say, is no hindrance
+            self._cleared = len(self.slots)
+            torch.cuda.empty_cache()
+            return _another_fits()
+        return False
 
     def close(self) -> None:
         """Let go of graphs and replicas, and give the default random stream back."""
@@ -248,6 +269,14 @@ class Cohort:
         torch.cuda.default_generators[device].graphsafe_set_state(torch.cuda.default_generators[device].clone_state())
         self.slots.clear()
         self.homes.clear()
+        torch.cuda.empty_cache()
+
+
+def _another_fits() -> bool:
+    """Whether a slot of the usual size fits, by the memory that all slots of this process take."""
+    free, total = torch.cuda.mem_get_info()
+    slots = sum(len(cohort.slots) for cohort in COHORTS)
+    return (total - free) / slots < MEMORY_SHARE * free
 
 
 def _stream(slot: Slot) -> torch.cuda.Stream:

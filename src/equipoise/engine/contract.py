@@ -101,6 +101,11 @@ class Client:
         return cls.views
 
     @classmethod
+    def adapts(cls) -> bool:
+        """Whether sites change their personal model before it is evaluated."""
+        return cls.adapt is not Client.adapt
+
+    @classmethod
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
         """Config keys that have no effect under these options, because the method brings its own."""
         return ()

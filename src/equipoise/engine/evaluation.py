@@ -13,7 +13,7 @@ import torch
 from equipoise import metrics
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
-from equipoise.engine.contract import Client, Server
+from equipoise.engine.contract import Server
 from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
 from equipoise.errors import UserError
@@ -79,7 +79,7 @@ class Evaluator:
         """
         config = self.server.setting.config
         averaged = config.evaluation.rule == "mean_last" and config.may_report(number)
-        fine_tuned = self.engine.client.adapt is not Client.adapt
+        fine_tuned = self.engine.client.adapts()
         tested = any("personal" in request.views for request in self._requests(("test",), False, self.views))
         if fine_tuned and tested and not averaged and self.deciding_view() == "global":
             return ("global",)

@@ -105,4 +105,7 @@ def _laid_out_like(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient with the parameter's strides, which the fused kernels take for granted."""
     if gradient.stride() == parameter.stride():
         return gradient
+    layouts = zip(parameter.shape, gradient.stride(), parameter.stride())
+    if all(own == wanted for size, own, wanted in layouts if size > 1):  # how a single entry is laid out means nothing
+        return gradient.as_strided(parameter.shape, parameter.stride())
     return torch.empty_like(parameter).copy_(gradient)

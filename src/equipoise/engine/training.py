@@ -17,6 +17,7 @@ from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
 from equipoise.engine.contract import Batch, Client, PerBatch
 from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
+from equipoise.nets.base import batches_rounded_up
 from equipoise.streams import generator
 
 #: float32 bytes of augmented images that are made at a time, by device type
@@ -213,7 +214,9 @@ def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan) -> 
     for rows in torch.arange(len(part)).split(client.config.evaluation.batch_size):
         pixels, labels = part.read(rows)
         images = _layout(client, transform(pixels, randomness))
-        for name, value in work.function(Batch(image=images, label=labels)).items():
+        with batches_rounded_up():
+            found = work.function(Batch(image=images, label=labels))
+        for name, value in found.items():
             kept = results.setdefault(name, [])
             if work.reduce == "sum" and kept:
                 kept[0] = kept[0] + value

@@ -74,8 +74,8 @@ class FeatureFitting:
         labels = torch.arange(num_classes, device=features.device).repeat_interleave(count)
         self.members = membership(labels, num_classes, self.inputs.dtype)
         self.random = torch.Generator(features.device)
-        self._match_steps = Repeated(self._match_step, self.random, capture)
-        self._retrain_epochs = Repeated(self._retrain_epoch, self.random, capture)
+        self._matching = Repeated(features.device, capture=capture)
+        self._retraining = Repeated(features.device, self.random, capture)
 
     def match(self, features: Tensor, classifier: Tensor, targets: Tensor, known: Tensor, steps: int) -> Tensor:
         """Features (C, M, D) after gradient descent on their matching loss; classes not `known` (C,) stay."""
@@ -83,7 +83,7 @@ class FeatureFitting:
         self.classifier.copy_(classifier)
         self.targets.copy_(targets)
         self.known.copy_(known)
-        self._match_steps(steps)
+        self._matching(self._match_step, steps)
         return self.features.clone()
 
     def _match_step(self) -> None:
@@ -99,7 +99,7 @@ class FeatureFitting:
         self.random.set_state(random.get_state())
         self.classifier.uniform_(-(size**-0.5), size**-0.5, generator=self.random)
         self.inputs[:, :size] = features.flatten(0, 1)
-        self._retrain_epochs(epochs)
+        self._retraining(self._retrain_epoch, epochs)
         return self.classifier.clone()
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ class GeneratorTraining:
         self.optimiser = Optimiser(
             parts.generator.named_parameters(), OptimiserConfig(name="adam", betas=BETAS, lr=self.options.generator_lr)
         )
-        self.steps = Repeated(self.step, self.random, setting.config.compute.capture)
+        self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
 
     def run(self, random: torch.Generator) -> None:
         """Some steps from the generator as it is, with Adam's moments anew."""
@@ -45,7 +45,7 @@ class GeneratorTraining:
         self.optimiser.lr.fill_(self.options.generator_lr)
         self.parts.generator.train()
         self.parts.net.eval().requires_grad_(False)
-        self.steps(self.options.generator_steps)
+        self.repeated(self.step, self.options.generator_steps)
 
     def step(self) -> None:
         """One step on as many labels of every class as chance gives."""

@@ -24,6 +24,7 @@ from equipoise.methods._fedbm_generator import GeneratorTraining
 from equipoise.methods._fedbm_parts import Parts
 from equipoise.methods.common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.nets.base import rounded_up
 
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
 
@@ -77,7 +78,7 @@ class FedBMServer(FedAvgServer):
             self.state.classifier = _copied(self.parts.classifier)
         if self.options.cgde:
             self.state.codes, self.state.generator = _copied(self.parts.codes), _copied(self.parts.generator)
-            self.training = GeneratorTraining(self.parts, self.setting)
+            self.generator_training = GeneratorTraining(self.parts, self.setting)
 
     def message(self) -> dict[str, Value | PerSite]:
         frozen: dict[str, Value | PerSite] = {"classifier": self.state.classifier} if self.options.frozen else {}
@@ -98,7 +99,7 @@ class FedBMServer(FedAvgServer):
             if name in self.state:
                 getattr(self.parts, name).load_state_dict(getattr(self.state, name))
         self.parts.net.load_state_dict(self.state.model)
-        self.training.run(random)
+        self.generator_training.run(random)
         return _copied(self.parts.generator)
 
 
@@ -150,8 +151,12 @@ class FedBMClient(FedAvgClient):
         labels = torch.randint(self.num_classes, shape, generator=self.synthesis, device=self.setting.device)
         codes = self.codes.draw(labels.flatten(), self.synthesis)
         with self.precision():
-            images = torch.cat([self.generator(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
+            images = torch.cat([self.generated(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
         return {"synthetic": PerBatch(self.show(images).unflatten(0, shape)), "synthetic_label": PerBatch(labels)}
+
+    def generated(self, codes: Tensor) -> Tensor:
+        """Images of codes (n, D)."""
+        return self.generator(rounded_up(codes))[: len(codes)] if codes.is_cuda else self.generator(codes)
 
     def forward(self, batch: Batch) -> Any:
         """Features (B, D) of the local images, and the head's output for these and, after them, the generated ones."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -91,11 +92,7 @@ class FedIICServer(FedAvgServer):
         if self.options.k2:
             # Steps on a matrix so small that a GPU would spend all its time on launches: they are replayed there.
             self.vectors = torch.zeros(self.setting.num_classes, self.options.projection, device=self.setting.device)
-            self.drive_apart = Repeated(
-                lambda: drive_apart(self.vectors, self.options.orthogonal_lr, self.options.diagonal),
-                self.random("orthogonal", 0),
-                self.setting.config.compute.capture,
-            )
+            self.repeated = Repeated(self.setting.device, capture=self.setting.config.compute.capture)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         options, state = self.options, self.state
@@ -123,7 +120,8 @@ class FedIICServer(FedAvgServer):
         weights = state.model["head.weight"]
         projected = torch.func.functional_call(self.projector, state.projector, (weights,))
         self.vectors.copy_(projected)
-        self.drive_apart(options.orthogonal_steps if options.orthogonalise else 0)
+        step = partial(drive_apart, self.vectors, options.orthogonal_lr, options.diagonal)
+        self.repeated(step, options.orthogonal_steps if options.orthogonalise else 0)
         return F.normalize(self.vectors, dim=1)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -85,7 +85,7 @@ def per_image(values: Tensor) -> Tensor:
     return values[:, None, None, None]
 
 
-@lru_cache(maxsize=256)
+@cache  # a captured step may read what is here
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """The values as a float32 tensor on a device; kept, because copying them would wait for the device."""
     return torch.tensor(values, device=device)

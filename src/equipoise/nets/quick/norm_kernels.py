@@ -52,7 +52,7 @@ def _gradient(given, offsets, wanted, normal, gain, shift, RELU: tl.constexpr):
     """The gradient (TILE, WIDTH) of what batch norm gave, from that of what ReLU made of it."""
     gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
     if RELU:
-        gradient = tl.where(normal * gain[None, :] + shift[None, :] > 0, gradient, 0.0)
+        gradient = tl.where(normal * gain[None, :] + shift[None, :] <= 0, 0.0, gradient)
     return gradient
 
 
@@ -79,7 +79,7 @@ def _note_statistics(x, first, second, mean, inverse, running_mean, running_vari
     inside = columns < channels
     first, second = first / rows, second / rows
     centre = _of_channels(x, columns, channels) + first
-    variance = tl.maximum(second - first * first, 0.0)
+    variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
     scale = 1.0 / tl.sqrt(variance + epsilon)
     tl.store(mean + columns, centre, mask=inside)
     tl.store(inverse + columns, scale, mask=inside)
@@ -100,7 +100,7 @@ def _write_normal(x, out, centre, scale, gain, shift, begin, end, rows, columns,
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
         result = (values - centre[None, :]) * scale[None, :] * gain[None, :] + shift[None, :]
         if RELU:
-            result = tl.maximum(result, 0.0)
+            result = tl.maximum(result, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
 

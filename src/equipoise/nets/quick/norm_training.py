@@ -23,6 +23,8 @@ from equipoise.nets.quick.norm_kernels import (
 TILE_VALUES = 4096
 #: stretches of rows to add up at most: about two for each processor of a large GPU
 MOST_STRETCHES = 256
+#: channels that a program adds up stretches of
+TOTALS_WIDTH = 16
 #: rows that one program goes over by itself, for so many channels, so many values at a time
 FEW_ROWS, FEW_WIDTH, FEW_TILE_VALUES, FEW_WARPS = 1024, 16, 8192, 8
 #: channels are counted in groups of 8 where they can be: what a processor reads at once
@@ -44,7 +46,7 @@ class _Plan:
         self.sizes = {"TILE": self.tile, "WIDTH": self.width, "OF": group}
         self.stretch = triton.cdiv(triton.cdiv(self.rows, MOST_STRETCHES), self.tile) * self.tile
         self.stretches = triton.cdiv(self.rows, self.stretch)
-        self.total_sizes = {"STRETCHES": MOST_STRETCHES, "WIDTH": 16}
+        self.total_sizes = {"STRETCHES": MOST_STRETCHES, "WIDTH": TOTALS_WIDTH}
 
     @property
     def sums(self) -> tuple[int, int]:
@@ -54,7 +56,7 @@ class _Plan:
     @property
     def totals(self) -> tuple[int]:
         """The grid of a kernel that adds up stretches."""
-        return (triton.cdiv(self.channels, 16),)
+        return (triton.cdiv(self.channels, TOTALS_WIDTH),)
 
     @property
     def each(self) -> tuple[int, int]:
@@ -132,7 +134,7 @@ def _differentiable_backward(
     inverse = torch.rsqrt(variance + epsilon)
     normal = (values - mean) * inverse
     if relu:
-        given = given * (normal * weight[:, None, None] + bias[:, None, None] > 0)
+        given = given.masked_fill(normal * weight[:, None, None] + bias[:, None, None] <= 0, 0.0)
     of_bias, of_weight = given.sum(pixels), (given * normal).sum(pixels)
     rest = given - given.mean(pixels, keepdim=True) - normal * (given * normal).mean(pixels, keepdim=True)
     of_x = (rest * inverse * weight[:, None, None]).to(x.dtype)

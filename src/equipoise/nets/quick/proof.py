@@ -19,7 +19,8 @@ def proven(
     try:
         kernels = load()
         if torch.cuda.is_available():
-            prove(kernels, torch.device("cuda"))
+            with torch.enable_grad():
+                prove(kernels, torch.device("cuda"))
     except Exception as problem:  # what a compiler for another GPU raises can be anything
         first = next(iter(str(problem).strip().splitlines()), "")
         log.warning("%s (%s: %s)", otherwise, type(problem).__name__, first)
