@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick.norm import QuickBatchNorm2d, prove, quick_kernels, quicken_norms
+from equipoise.nets.quick.norm import QuickBatchNorm2d, QuickReLU, prove, quick_kernels, quicken_norms
 from equipoise.nets.quick.proof import proven
 
 
@@ -55,7 +55,8 @@ def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
     quick = build_net(NetConfig(name="vgg16-slim"), 3)
     quick.load_state_dict(plain.state_dict())
     quicken_norms(quick)
-    assert sum(isinstance(module, nn.ReLU) for module in quick.modules()) == 1, "the one after the 1-D norm"
+    assert sum(type(module) is nn.ReLU for module in quick.modules()) == 1, "the one after the 1-D norm"
+    assert {module.activation for module in quick.modules() if isinstance(module, QuickBatchNorm2d)} == {"relu"}
     assert list(quick.state_dict()) == list(plain.state_dict())
     images = torch.randn(4, 3, 32, 32)
     assert torch.equal(quick(images), plain(images))
@@ -76,8 +77,8 @@ MANY_ROWS = [(16, 3, 20, 20), (3, 24, 30, 40), (2, 72, 48, 32)]
 
 
 @pytest.mark.parametrize("shape", FEW_ROWS + MANY_ROWS)
-@pytest.mark.parametrize("relu", [False, True])
-def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, shape, relu):
+@pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu"])
+def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, shape, activation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     x = (2 * torch.randn(shape, device=device) + 5).contiguous(memory_format=torch.channels_last)
@@ -93,12 +94,15 @@ def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, 
         second = torch.autograd.grad(sum((g**2).sum() for g in again), inputs[:2])
         return [out, *first, *second, *running[:2]], running[2]
 
-    quick, steps = results(lambda x, w, b, running: kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, relu))
-    after = torch.relu if relu else torch.Tensor.clone
+    def ours(x, w, b, running):
+        return kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, activation)
+
+    quick, steps = results(ours)
+    after = getattr(F, activation) if activation else torch.Tensor.clone
     usual, _ = results(lambda x, w, b, running: after(F.batch_norm(x, *running[:2], w, b, True, 0.1, 1e-5)))
     assert steps == 6, "two more than before"
-    for ours, torchs in zip(quick, usual, strict=True):
-        assert_close(ours, torchs)
+    for one, other in zip(quick, usual, strict=True):
+        assert_close(one, other)
 
 
 @pytest.mark.parametrize("shape", [FEW_ROWS[1], MANY_ROWS[1]])
@@ -115,7 +119,7 @@ def test_what_is_no_number_goes_through_as_with_torch(kernels, shape, value):
         out = norm(inputs, running)
         return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out)), *running[:2]]
 
-    quick = results(lambda x, running: kernels.BatchNormTraining.apply(x, weight, bias, running, 0.1, 1e-5, True))
+    quick = results(lambda x, running: kernels.BatchNormTraining.apply(x, weight, bias, running, 0.1, 1e-5, "relu"))
     usual = results(lambda x, running: F.relu(F.batch_norm(x, *running[:2], weight, bias, True, 0.1, 1e-5)))
     for ours, torchs in zip(quick, usual, strict=True):
         assert torch.equal(ours.isnan(), torchs.isnan())
@@ -131,8 +135,41 @@ def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
     quicken_norms(net)
     assert torch.equal(net(images), expected)
     assert [type(layer) for layer in net] == [
-        nn.ReLU, nn.Conv2d, QuickBatchNorm2d, nn.Identity, QuickBatchNorm2d, nn.Identity
+        QuickReLU, nn.Conv2d, QuickBatchNorm2d, QuickReLU, QuickBatchNorm2d, QuickReLU
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "activation", "count"), [("resnet18", "relu", 9), ("efficientnet-b0", "silu", 33)])
+def test_in_the_packages_blocks_too_what_follows_a_norm_is_part_of_it(monkeypatch, name, activation, count):
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
+    plain = build_net(NetConfig(name=name, dropout=0.0, drop_connect=0.0 if "eff" in name else None), 3)
+    quick = copy.deepcopy(plain)
+    quicken_norms(quick)
+    norms = [module for module in quick.modules() if isinstance(module, QuickBatchNorm2d)]
+    assert [norm.activation for norm in norms].count(activation) == count
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(quick(images), plain(images)), "as long as nobody has activated, activations act"
+
+
+def test_what_a_norm_has_activated_is_left_alone(monkeypatch):
+    """Blocks as the kernels would see them: norms that activate, and activations that then let values through."""
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
+    plain = build_net(NetConfig(name="efficientnet-b0", dropout=0.0, drop_connect=0.0), 3)
+    quick = copy.deepcopy(plain)
+    quicken_norms(quick)
+    seen = []
+
+    def at_once(self, images):
+        normal = nn.BatchNorm2d.forward(self, images)
+        out = getattr(F, self.activation)(normal) if self.activation else normal
+        out.activated = bool(self.activation)
+        seen.append(out.activated)
+        return out
+
+    monkeypatch.setattr(QuickBatchNorm2d, "forward", at_once)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(quick(images), plain(images))
+    assert sum(seen) == 33
 
 
 def test_the_kernels_prove_themselves(kernels):
@@ -142,7 +179,7 @@ def test_the_kernels_prove_themselves(kernels):
 def test_kernels_that_give_other_values_are_found_out():
     class Doubled:
         @staticmethod
-        def apply(x, weight, bias, running, momentum, epsilon, relu):
+        def apply(x, weight, bias, running, momentum, epsilon, activation):
             return 2 * F.relu(F.batch_norm(x.float(), *running[:2], weight, bias, True, momentum, epsilon))
 
     with pytest.raises(AssertionError, match="other values than torch"):

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Batch norm of channels-last images in training, with or without ReLU after it, as Triton kernels for a GPU.
+"""Batch norm of channels-last images in training, with or without an activation after it, as Triton kernels for a GPU.
 
 An image batch (B, C, H, W) lies in memory as rows of C channels. Sums over rows are taken in float32 and in a fixed
 order: no atomics, so that repeats give the same bits. Of many rows they are taken in two stages, first over stretches
@@ -13,6 +13,8 @@ import triton.language as tl
 
 #: sizes that get no kernel of their own: compiling one takes longer than it saves
 SIZES = ["rows", "stretch", "stretches", "channels", "groups"]
+#: activations, by the numbers that kernels know them by; 0 is none
+RELU, RELU6, SILU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 # ---- what one program does with its rows and columns -------------------------------------------------------
@@ -48,16 +50,35 @@ def _sum_values(x, begin, end, rows, columns, channels, TILE: tl.constexpr, WIDT
 
 
 @triton.jit
-def _gradient(given, offsets, wanted, normal, gain, shift, RELU: tl.constexpr):
-    """The gradient (TILE, WIDTH) of what batch norm gave, from that of what ReLU made of it."""
+def _activated(values, ACT: tl.constexpr):
+    """What the activation makes of values."""
+    if ACT == RELU:
+        values = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACT == RELU6:
+        values = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        values = tl.minimum(values, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACT == SILU:
+        values = values * tl.sigmoid(values)
+    return values
+
+
+@triton.jit
+def _gradient(given, offsets, wanted, normal, gain, shift, ACT: tl.constexpr):
+    """The gradient (TILE, WIDTH) of what batch norm gave, from that of what the activation made of it."""
     gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
-    if RELU:
-        gradient = tl.where(normal * gain[None, :] + shift[None, :] <= 0, 0.0, gradient)
+    values = normal * gain[None, :] + shift[None, :]
+    if ACT == RELU:
+        gradient = tl.where(values <= 0, 0.0, gradient)
+    if ACT == RELU6:
+        gradient = tl.where((values <= 0) | (values >= 6), 0.0, gradient)
+    if ACT == SILU:
+        share = tl.sigmoid(values)
+        gradient = gradient * share * (1 + values * (1 - share))
     return gradient
 
 
 @triton.jit
-def _sum_gradients(x, given, centre, scale, gain, shift, begin, end, rows, columns, channels, RELU: tl.constexpr,
+def _sum_gradients(x, given, centre, scale, gain, shift, begin, end, rows, columns, channels, ACT: tl.constexpr,
                    TILE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Sums (WIDTH,) over rows of the gradient, and of that times the normalised x."""
     first = tl.zeros((TILE, WIDTH), dtype=tl.float32)
@@ -66,7 +87,7 @@ def _sum_gradients(x, given, centre, scale, gain, shift, begin, end, rows, colum
         offsets, wanted = _tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
         normal = (values - centre[None, :]) * scale[None, :]
-        gradient = _gradient(given, offsets, wanted, normal, gain, shift, RELU)
+        gradient = _gradient(given, offsets, wanted, normal, gain, shift, ACT)
         first += gradient
         second += gradient * normal
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
@@ -92,27 +113,26 @@ def _note_statistics(x, first, second, mean, inverse, running_mean, running_vari
 
 
 @triton.jit
-def _write_normal(x, out, centre, scale, gain, shift, begin, end, rows, columns, channels, RELU: tl.constexpr,
+def _write_normal(x, out, centre, scale, gain, shift, begin, end, rows, columns, channels, ACT: tl.constexpr,
                   TILE: tl.constexpr):  # fmt: skip
     """x, normalised."""
     for start in range(begin, end, TILE):
         offsets, wanted = _tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
         result = (values - centre[None, :]) * scale[None, :] * gain[None, :] + shift[None, :]
-        if RELU:
-            result = tl.maximum(result, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        result = _activated(result, ACT)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
 def _write_gradient(x, given, out, centre, scale, gain, shift, of_weight, of_bias, begin, end, rows, columns, channels,
-                    RELU: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+                    ACT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The gradient of x, from the gradients (WIDTH,) of weight and bias."""
     for start in range(begin, end, TILE):
         offsets, wanted = _tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
         normal = (values - centre[None, :]) * scale[None, :]
-        gradient = _gradient(given, offsets, wanted, normal, gain, shift, RELU)
+        gradient = _gradient(given, offsets, wanted, normal, gain, shift, ACT)
         result = (gradient - (of_bias / rows)[None, :] - normal * (of_weight / rows)[None, :]) * (gain * scale)[None, :]
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
@@ -133,7 +153,7 @@ def value_sums(x, partial, rows, stretch, groups, TILE: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit(do_not_specialize=SIZES)
-def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch, groups, RELU: tl.constexpr,
+def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch, groups, ACT: tl.constexpr,
                    TILE: tl.constexpr, WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
     """Partial sums (stretches, 2, C) of the gradient `given`, and of that times the normalised x."""
     channels = groups * OF
@@ -142,7 +162,7 @@ def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch,
     gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
     begin = tl.program_id(0) * stretch
     first, second = _sum_gradients(
-        x, given, centre, scale, gain, shift, begin, begin + stretch, rows, columns, channels, RELU, TILE, WIDTH
+        x, given, centre, scale, gain, shift, begin, begin + stretch, rows, columns, channels, ACT, TILE, WIDTH
     )
     target = partial + tl.program_id(0) * 2 * channels + columns
     tl.store(target, first, mask=columns < channels)
@@ -182,7 +202,7 @@ def gradient_totals(partial, of_weight, of_bias, stretches, channels, STRETCHES:
 
 
 @triton.jit(do_not_specialize=SIZES)
-def each_normal(x, out, mean, inverse, weight, bias, rows, groups, RELU: tl.constexpr, TILE: tl.constexpr,
+def each_normal(x, out, mean, inverse, weight, bias, rows, groups, ACT: tl.constexpr, TILE: tl.constexpr,
                  WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
     """x, normalised: a tile for each program."""
     channels = groups * OF
@@ -190,11 +210,11 @@ def each_normal(x, out, mean, inverse, weight, bias, rows, groups, RELU: tl.cons
     centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
     gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
     begin = tl.program_id(0) * TILE
-    _write_normal(x, out, centre, scale, gain, shift, begin, begin + TILE, rows, columns, channels, RELU, TILE)
+    _write_normal(x, out, centre, scale, gain, shift, begin, begin + TILE, rows, columns, channels, ACT, TILE)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias, rows, groups, RELU: tl.constexpr,
+def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias, rows, groups, ACT: tl.constexpr,
                    TILE: tl.constexpr, WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
     """The gradient of x: a tile for each program."""
     channels = groups * OF
@@ -218,7 +238,7 @@ def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias
         rows,
         columns,
         channels,
-        RELU,
+        ACT,
         TILE,
     )
 
@@ -228,7 +248,7 @@ def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias
 
 @triton.jit(do_not_specialize=SIZES)
 def few_forward(x, out, mean, inverse, weight, bias, running_mean, running_variance, counter, rows, groups, momentum,
-                 epsilon, RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
+                 epsilon, ACT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
     """The whole forward pass of some channels: their rows are read twice."""
     channels = groups * OF
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -239,11 +259,11 @@ def few_forward(x, out, mean, inverse, weight, bias, running_mean, running_varia
     if tl.program_id(0) == 0:
         tl.store(counter, tl.load(counter) + 1)
     gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
-    _write_normal(x, out, centre, scale, gain, shift, 0, rows, rows, columns, channels, RELU, TILE)
+    _write_normal(x, out, centre, scale, gain, shift, 0, rows, rows, columns, channels, ACT, TILE)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def few_backward(x, given, out, mean, inverse, weight, bias, of_weight, of_bias, rows, groups, RELU: tl.constexpr,
+def few_backward(x, given, out, mean, inverse, weight, bias, of_weight, of_bias, rows, groups, ACT: tl.constexpr,
                   TILE: tl.constexpr, WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
     """The whole backward pass of some channels."""
     channels = groups * OF
@@ -251,10 +271,10 @@ def few_backward(x, given, out, mean, inverse, weight, bias, of_weight, of_bias,
     centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
     gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
     level, slope = _sum_gradients(
-        x, given, centre, scale, gain, shift, 0, rows, rows, columns, channels, RELU, TILE, WIDTH
+        x, given, centre, scale, gain, shift, 0, rows, rows, columns, channels, ACT, TILE, WIDTH
     )
     tl.store(of_bias + columns, level, mask=columns < channels)
     tl.store(of_weight + columns, slope, mask=columns < channels)
     _write_gradient(
-        x, given, out, centre, scale, gain, shift, slope, level, 0, rows, rows, columns, channels, RELU, TILE
+        x, given, out, centre, scale, gain, shift, slope, level, 0, rows, rows, columns, channels, ACT, TILE
     )

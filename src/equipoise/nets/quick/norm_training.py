@@ -1,4 +1,4 @@
-"""Batch norm in training, and ReLU with it, for autograd: how the kernels of `norm_kernels` are put to work."""
+"""Batch norm in training, and an activation with it, for autograd: the kernels of `norm_kernels` put to work."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from equipoise.nets.quick.norm_kernels import (
     value_sums,
 )
 
+#: by the numbers that kernels know them by
+ACTIVATIONS = ("", "relu", "relu6", "silu")
 #: values that a program reads at a time
 TILE_VALUES = 4096
 #: stretches of rows to add up at most: about two for each processor of a large GPU
@@ -65,7 +67,7 @@ class _Plan:
 
 
 class BatchNormTraining(torch.autograd.Function):
-    """Batch norm by the statistics of the batch, then ReLU if asked for; moves the running statistics."""
+    """Batch norm by the statistics of the batch, then an activation if one is named; moves the running statistics."""
 
     @staticmethod
     def forward(
@@ -76,15 +78,15 @@ class BatchNormTraining(torch.autograd.Function):
         running: tuple[Tensor, Tensor, Tensor],
         momentum: float,
         epsilon: float,
-        relu: bool,
+        activation: str,
     ) -> Tensor:
         """x (B, C, H, W), channels last; weight, bias and running mean and variance (C,), float32; their counter."""
-        plan = _Plan(x)
+        plan, act = _Plan(x), ACTIVATIONS.index(activation)
         rows, channels, groups = plan.rows, plan.channels, plan.groups
         mean, inverse, out = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
         if plan.few:
             few_forward[(plan.across,)](
-                x, out, mean, inverse, weight, bias, *running, rows, groups, momentum, epsilon, relu, **plan.sizes,
+                x, out, mean, inverse, weight, bias, *running, rows, groups, momentum, epsilon, act, **plan.sizes,
                 num_warps=FEW_WARPS,
             )  # fmt: skip
         else:
@@ -94,9 +96,9 @@ class BatchNormTraining(torch.autograd.Function):
                 x, partial, mean, inverse, *running, rows, plan.stretches, channels, momentum, epsilon,
                 **plan.total_sizes,
             )  # fmt: skip
-            each_normal[plan.each](x, out, mean, inverse, weight, bias, rows, groups, relu, **plan.sizes)
+            each_normal[plan.each](x, out, mean, inverse, weight, bias, rows, groups, act, **plan.sizes)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
-        ctx.epsilon, ctx.relu = epsilon, relu
+        ctx.epsilon, ctx.activation = epsilon, activation
         return out
 
     @staticmethod
@@ -105,27 +107,27 @@ class BatchNormTraining(torch.autograd.Function):
         x, weight, bias, mean, inverse = ctx.saved_tensors
         (given,) = gradients
         if torch.is_grad_enabled():  # somebody wants gradients of these gradients
-            found = _differentiable_backward(x, weight, bias, given, ctx.epsilon, ctx.relu)
+            found = _differentiable_backward(x, weight, bias, given, ctx.epsilon, ctx.activation)
             return (*found, None, None, None, None)
         given = given.contiguous(memory_format=torch.channels_last)
-        plan = _Plan(x)
+        plan, act = _Plan(x), ACTIVATIONS.index(ctx.activation)
         rows, channels, groups = plan.rows, plan.channels, plan.groups
         of_weight, of_bias, of_x = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
         known = (mean, inverse, weight, bias)
         if plan.few:
             few_backward[(plan.across,)](
-                x, given, of_x, *known, of_weight, of_bias, rows, groups, ctx.relu, **plan.sizes, num_warps=FEW_WARPS
+                x, given, of_x, *known, of_weight, of_bias, rows, groups, act, **plan.sizes, num_warps=FEW_WARPS
             )
         else:
             partial = weight.new_empty(plan.stretches, 2, channels)
-            gradient_sums[plan.sums](x, given, *known, partial, rows, plan.stretch, groups, ctx.relu, **plan.sizes)
+            gradient_sums[plan.sums](x, given, *known, partial, rows, plan.stretch, groups, act, **plan.sizes)
             gradient_totals[plan.totals](partial, of_weight, of_bias, plan.stretches, channels, **plan.total_sizes)
-            each_gradient[plan.each](x, given, of_x, *known, of_weight, of_bias, rows, groups, ctx.relu, **plan.sizes)
+            each_gradient[plan.each](x, given, of_x, *known, of_weight, of_bias, rows, groups, act, **plan.sizes)
         return of_x, of_weight, of_bias, None, None, None, None
 
 
 def _differentiable_backward(
-    x: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor, epsilon: float, relu: bool
+    x: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor, epsilon: float, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The backward pass in operations that autograd can go through again."""
     pixels = (0, 2, 3)
@@ -133,9 +135,21 @@ def _differentiable_backward(
     variance, mean = torch.var_mean(values, dim=pixels, correction=0, keepdim=True)
     inverse = torch.rsqrt(variance + epsilon)
     normal = (values - mean) * inverse
-    if relu:
-        given = given.masked_fill(normal * weight[:, None, None] + bias[:, None, None] <= 0, 0.0)
+    given = given * _slope(normal * weight[:, None, None] + bias[:, None, None], activation)
     of_bias, of_weight = given.sum(pixels), (given * normal).sum(pixels)
     rest = given - given.mean(pixels, keepdim=True) - normal * (given * normal).mean(pixels, keepdim=True)
     of_x = (rest * inverse * weight[:, None, None]).to(x.dtype)
     return of_x, of_weight, of_bias
+
+
+def _slope(values: Tensor, activation: str) -> Tensor:
+    """The derivative of the activation at values."""
+    if activation == "silu":
+        share = values.sigmoid()
+        return share * (1 + values * (1 - share))
+    flat = torch.zeros_like(values, dtype=torch.bool)
+    if activation in ("relu", "relu6"):
+        flat = values <= 0
+    if activation == "relu6":
+        flat = flat | (values >= 6)
+    return (~flat).to(values.dtype)
