@@ -353,3 +353,11 @@ def test_only_scans_round_batches_up():
         assert len(net(images)) == 5
     net(images)
     assert seen == [5, 8, 5]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_running_statistics_follow_as_fast_as_asked_for(name):
+    norms = [module for module in build(name, norm_momentum=0.3).modules() if hasattr(module, "running_mean")]
+    assert norms and all(norm.momentum == 0.3 for norm in norms)
+    own = [module.momentum for module in build(name).modules() if hasattr(module, "running_mean")]
+    assert own == pytest.approx([0.01 if "efficientnet" in name else 0.1] * len(norms))

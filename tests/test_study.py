@@ -273,7 +273,7 @@ def test_fedbabu_is_scored_after_fine_tuning_of_the_head_and_chosen_by_the_avera
     for cell in cells:
         config = cell_config(study, cell)
         assert cell.row.view == "personal" and config.evaluation.view == "global"
-        assert config.methods["fedbabu"] == {"finetuned": "head"}
+        assert config.methods["fedbabu"] == {"finetuned": "head", "finetune_lr": 1e-3}
         weights[cell.row.name] = config.npr.weight
     assert weights == {"fedbabu": 0.0, "fedbabu+npr": 0.1}
 

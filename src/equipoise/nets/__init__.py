@@ -1,6 +1,7 @@
 """Nets: each gives pooled features and a linear head, and names which tensors are body, head and norm."""
 
 import torch
+from torch import nn
 
 from equipoise.errors import UserError
 from equipoise.nets.base import Net, groups
@@ -30,6 +31,10 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
                 + ", ".join(STOCHASTIC_DEPTH)
             )
         net = PLAIN[config.name](num_classes, channels, config.dropout or 0.0)
+    if config.norm_momentum is not None:
+        for module in net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = config.norm_momentum
     if config.weights != "none":
         load_weights(net, config.name, config.weights)
     return net

@@ -20,3 +20,5 @@ class NetConfig(Table):
     """Share of features dropped before the head; by default what the net's authors use."""
     drop_connect: Rate | None = None
     """Greatest chance of skipping a residual block (stochastic depth, EfficientNets only)."""
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
+    """How fast running statistics of batch norms follow; by default as the net's authors have it."""
