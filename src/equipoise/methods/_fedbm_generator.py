@@ -60,7 +60,7 @@ class GeneratorTraining:
         """L_sem + lambda_div L_div + lambda_dis L_dis (Eq. 10) of images (B, C, H, W) made from codes (B, D)."""
         options, parts = self.options, self.parts
         with norm_inputs(parts.net) as seen:
-            output = parts.net(parts.show(jittered(images, self.random)))
+            output = parts.net(parts.show(jittered(images[None], self.random)[0]))
         loss = parts.classifier.loss(output, labels) if options.frozen else F.cross_entropy(output, labels)
         if options.lambda_div:
             loss = loss + options.lambda_div * diversity(codes, images, labels, self.num_classes)
@@ -69,17 +69,19 @@ class GeneratorTraining:
         return loss
 
 
-def jittered(images: Tensor, random: torch.Generator) -> Tensor:
-    """Images (B, C, H, W) shifted by a few pixels onto black and perhaps flipped: one draw for the whole batch.
+def jittered(batches: Tensor, random: torch.Generator) -> Tensor:
+    """Batches of images (n, B, C, H, W), shifted by a few pixels onto black and perhaps flipped: a draw for each batch.
 
     Rows and columns are picked by their places, which the device works out: the host need not know what was drawn.
     """
-    shifts = torch.randint(2 * CROP_MARGIN + 1, (2,), generator=random, device=random.device)
-    flips = torch.randint(2, (2,), generator=random, device=random.device).bool()
-    shown = F.pad(images, (CROP_MARGIN,) * 4)
-    for axis, shift, flip in zip((-2, -1), shifts, flips):
-        places = torch.arange(images.shape[axis], device=images.device)
-        shown = shown.index_select(axis, shift + torch.where(flip, places.flip(0), places))
+    shifts = torch.randint(2 * CROP_MARGIN + 1, (len(batches), 2), generator=random, device=random.device)
+    flips = torch.randint(2, (len(batches), 2), generator=random, device=random.device).bool()
+    shown = F.pad(batches, (CROP_MARGIN,) * 4)
+    for axis in (0, 1):
+        places = torch.arange(batches.shape[axis - 2], device=batches.device)
+        wanted = shifts[:, axis, None] + torch.where(flips[:, axis, None], places.flip(0), places)
+        shape = (-1, 1, 1, wanted.shape[1], 1) if axis == 0 else (-1, 1, 1, 1, wanted.shape[1])
+        shown = shown.take_along_dim(wanted.reshape(shape), dim=axis + 3)
     return shown
 
 

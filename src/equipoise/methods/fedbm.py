@@ -20,7 +20,7 @@ from equipoise.concepts import DEFAULT_ENCODER
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, PerBatch, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
-from equipoise.methods._fedbm_generator import GeneratorTraining
+from equipoise.methods._fedbm_generator import GeneratorTraining, jittered
 from equipoise.methods._fedbm_parts import Parts
 from equipoise.methods.common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
@@ -144,7 +144,10 @@ class FedBMClient(FedAvgClient):
         return (yield from super().train(message))
 
     def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
-        """Generated images (batches, synthetic, C, H, W) and their labels, uniform over classes, for every batch."""
+        """Generated images (batches, synthetic, C, H, W) and their labels, uniform over classes, for every batch.
+
+        As in the generator's training, and as released, each batch is shifted and flipped.
+        """
         if self.synthesis is None:
             return {}
         shape = (chunk.batches, self.options.synthetic)
@@ -152,7 +155,8 @@ class FedBMClient(FedAvgClient):
         codes = self.codes.draw(labels.flatten(), self.synthesis)
         with self.precision():
             images = torch.cat([self.generated(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
-        return {"synthetic": PerBatch(self.show(images).unflatten(0, shape)), "synthetic_label": PerBatch(labels)}
+        images = self.show(jittered(images.unflatten(0, shape), self.synthesis))
+        return {"synthetic": PerBatch(images), "synthetic_label": PerBatch(labels)}
 
     def generated(self, codes: Tensor) -> Tensor:
         """Images of codes (n, D)."""
