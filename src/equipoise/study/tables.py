@@ -252,7 +252,10 @@ def to_markdown(results: StudyResults) -> str:
         head = _markdown_head(results, columns)
         lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
         lines += [_line(_markdown_cells(results, row, columns)) for row in rows]
-        parts += [data, "\n".join(lines), " ".join([*notes(results, rows), "Time and traffic are relative to fedavg."])]
+        beneath = notes(results, rows)
+        if any(row.row.name == "fedavg" for row in rows):
+            beneath.append("Time and traffic are relative to fedavg.")
+        parts += [data, "\n".join(lines), " ".join(beneath)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
