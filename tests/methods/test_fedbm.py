@@ -260,6 +260,16 @@ def test_prepared_images_are_the_generators_in_eval_mode_and_differ_from_batch_t
     assert pixels.min() > -1e-6 and pixels.max() < 1 + 1e-6
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_generated_images_lie_in_memory_as_local_ones(last):
+    client = FedBMClient(setting_of(*SMALL, f"compute.channels_last={str(last).lower()}"))
+    client.set_mode(True)
+    client.synthesis = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        batches = client.prepare(Batch(batches=3))["synthetic"].rows
+    assert all(batch.is_contiguous(memory_format=torch.channels_last) == last for batch in batches)
+
+
 @pytest.mark.parametrize("classifier", ["distribution", "learned"])
 def test_local_and_generated_images_weigh_alike_in_one_mean(classifier):
     setting = setting_of(f"fedbm.classifier='{classifier}'", *SMALL)

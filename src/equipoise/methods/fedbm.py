@@ -155,8 +155,10 @@ class FedBMClient(FedAvgClient):
         codes = self.codes.draw(labels.flatten(), self.synthesis)
         with self.precision():
             images = torch.cat([self.generated(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
-        images = self.show(jittered(images.unflatten(0, shape), self.synthesis))
-        return {"synthetic": PerBatch(images), "synthetic_label": PerBatch(labels)}
+        shown = self.show(jittered(images.unflatten(0, shape), self.synthesis)).flatten(0, 1)
+        if self.config.compute.channels_last:  # as local images lie, which they stand beside
+            shown = shown.contiguous(memory_format=torch.channels_last)
+        return {"synthetic": PerBatch(shown.unflatten(0, shape)), "synthetic_label": PerBatch(labels)}
 
     def generated(self, codes: Tensor) -> Tensor:
         """Images of codes (n, D)."""
