@@ -173,7 +173,7 @@ def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> 
             "comparison-learning",
             comparison.overlaid_learning(runs, labels),
             "Learning curves on validation data, the runs overlaid: the model a site is left with when a round ends "
-            "(personal where the method has it, else global).",
+            "(personal where rounds measured it, else global).",
         ),
         picture(
             "comparison-recall",

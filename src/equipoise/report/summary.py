@@ -18,13 +18,14 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
     federation = f"{count} training site{'' if count == 1 else 's'}, {images}{ratio}"
     if run.evaluators:
         federation += f"; only evaluated: {', '.join(run.evaluators)}"
+    size = f", {model_bytes(run)}" if start.model_bytes else ""
     entries = [
         ("Method", start.method),
         ("Paper", start.paper),
         ("Status", run.status),
         ("Data", str(setting(start.config, "data", "name") or "")),
         ("Federation", federation),
-        ("Model", f"{start.parameters:,} parameters, {model_bytes(run)}" if start.parameters else ""),
+        ("Model", f"{start.parameters:,} parameters{size}" if start.parameters else ""),
         ("Seed", "" if (seed := setting(start.config, "seed")) is None else str(seed)),
         ("Started", start.time.replace("T", " ")[:16]),
         ("Duration", duration(run.seconds) if run.seconds is not None else ""),
