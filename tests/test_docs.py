@@ -16,12 +16,27 @@ ENGINES = {
     "pfl": "pfl |",
     "flower-simulation": "Flower's simulation,",
 }
-STUDY_ROWS = {
-    "fedavg": "FedAvg",
-    "fedbn": "FedBN",
-    "fml": "FML",
-    "prr": "PRR, the paper's reading",
-    "prr-released": "PRR, as released",
+#: by study: what a table of docs/results.md shows in which column, and what it calls the rows of summary.json
+STUDIES = {
+    "prr-dermoscopy": (
+        {1: "macro_f1", 3: "balanced_auc", 5: "balanced_accuracy", 6: "worst_class_recall"},
+        {
+            "fedavg": "FedAvg",
+            "fedbn": "FedBN",
+            "fml": "FML",
+            "prr": "PRR, the paper's reading",
+            "prr-released": "PRR, as released",
+        },
+    ),
+    "fedbm-ham10000-0.05": (
+        {2: "macro_f1", 4: "accuracy", 6: "balanced_accuracy", 7: "balanced_auc", 8: "worst_class_recall"},
+        {
+            "fedavg": "FedAvg",
+            "fedbm": "FedBM",
+            "fedbm-cgde": "FedBM without its generator",
+            "random": "a frozen classifier of random directions",
+        },
+    ),
 }
 
 
@@ -29,10 +44,12 @@ def measured(name: str) -> dict:
     return json.loads((BENCHMARKS / name).read_text())
 
 
-def cells(page: str, first: str) -> list[str]:
-    """The cells of the table row of a page that begins like this."""
-    lines = (ROOT / "docs" / page).read_text().splitlines()
-    (row,) = [line for line in lines if line.startswith(f"| {first}")]
+def cells(page: str, first: str, section: str = "") -> list[str]:
+    """The cells of the table row that begins like this, in the section of a page whose heading names `section`."""
+    text = (ROOT / "docs" / page).read_text()
+    if section:
+        text = text.partition(f"`{section}`\n")[2].partition("\n## ")[0]
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {first}")]
     return [cell.strip(" *") for cell in row.strip("|").split("|")]
 
 
@@ -79,11 +96,14 @@ def test_flower_rounds():
         assert float(row[column]) == pytest.approx(result["seconds_per_round"], abs=0.051)
 
 
-def test_rows_on_real_images():
-    summary = json.loads((ROOT / "results" / "prr-dermoscopy" / "summary.json").read_text())
-    rows = {row["method"]: row for row in summary["rows"]}
-    for name, title in STUDY_ROWS.items():
-        shown = cells("results.md", title)
-        keys = {1: "macro_f1", 3: "balanced_auc", 5: "balanced_accuracy", 6: "worst_class_recall"}
-        for place, key in keys.items():
-            assert shown[place] == f"{rows[name][key]['mean']:.2f}", (name, key)
+@pytest.mark.parametrize(
+    ("study", "row"), [(study, row) for study, (_, rows) in STUDIES.items() for row in rows], ids="-".join
+)
+def test_rows_on_real_images(study, row):
+    columns, titles = STUDIES[study]
+    summary = json.loads((ROOT / "results" / study / "summary.json").read_text())
+    (measured_row,) = [found for found in summary["rows"] if found["method"] == row]
+    shown = cells("results.md", f"{titles[row]} |", f"results/{study}")
+    assert {place: shown[place] for place in columns} == {
+        place: f"{measured_row[metric]['mean']:.2f}" for place, metric in columns.items()
+    }

