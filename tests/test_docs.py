@@ -37,6 +37,10 @@ STUDIES = {
             "random": "a frozen classifier of random directions",
         },
     ),
+    "fednpr-isic": (
+        {1: "balanced_accuracy", 3: "balanced_auc", 5: "macro_f1", 6: "worst_class_recall"},
+        {"fedavg": "FedAvg", "fednpr": "FedNPR", "fednpr-per": "FedNPR-Per"},
+    ),
 }
 
 

@@ -437,9 +437,13 @@ def test_scope_decides_between_personal_and_global_models(made_up, tmp_path):
 def test_a_study_may_report_models_as_they_are_right_after_local_training(tmp_path, monkeypatch):
     study = made_up_study(scope="trained")
     monkeypatch.setitem(VIEWS, "fedavg", ("global", "trained"))
-    rows = {row["method"]: row for row in summary(collect(make_up(study, tmp_path), tmp_path))["rows"]}
+    results = collect(make_up(study, tmp_path), tmp_path)
+    rows = {row["method"]: row for row in summary(results)["rows"]}
     assert (rows["fedavg"]["view"], rows["prr"]["view"], rows["local"]["view"]) == ("trained", "personal", "personal")
     assert rows["fedavg"]["views"].keys() == {"global", "trained"}
+    head, _, fedavg, *_ = to_markdown(results).splitlines()
+    shown = dict(zip(head.split(" | "), fedavg.split(" | ")))
+    assert shown["Macro F1, after local training"] == "52.00 ± 2.00" and shown["Macro F1, global"] == "47.00 ± 2.00"
     assert all(cell_config(study, cell).evaluation.trained_test for cell in grid(study, tmp_path))
 
 

@@ -243,8 +243,8 @@ def caption(results: StudyResults, data: str, table: str) -> str:
 
 
 def to_markdown(results: StudyResults) -> str:
-    """A table by data set for documentation: the main score of global and personal models, the others, the paper's,
-    time and traffic."""
+    """A table by data set for documentation: the main score of each kind of model, the others, the paper's, time and
+    traffic."""
     parts = []
     for data in results.data_names:
         rows = [row for row in results.of(data) if row.runs]
@@ -260,13 +260,21 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def _markdown_head(results: StudyResults, columns: Sequence[tuple[Metric, bool]]) -> list[str]:
-    main = METRIC_TITLES[results.study.primary]
+    main = [f"{METRIC_TITLES[results.study.primary]}, {VIEW_TITLES[view]}" for view in _markdown_views(results)]
     rest = [METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns[1:]]
-    return ["method", f"{main}, global", f"{main}, personal", *rest, "s per round", "relative", "sent", "relative"]
+    return ["method", *main, *rest, "s per round", "relative", "sent", "relative"]
+
+
+VIEW_TITLES = {"trained": "after local training", "global": "global", "personal": "personal"}
+
+
+def _markdown_views(results: StudyResults) -> list[str]:
+    """The kinds of model whose main score is shown: those after local training only where the study reports them."""
+    return [view for view in VIEW_TITLES if view != "trained" or results.study.scope == "trained"]
 
 
 def _markdown_cells(results: StudyResults, row: RowResult, columns: Sequence[tuple[Metric, bool]]) -> list[str]:
-    views = [number(row.scores_of(view).get(results.study.primary)) for view in ("global", "personal")]
+    views = [number(row.scores_of(view).get(results.study.primary)) for view in _markdown_views(results)]
     rest = [cell(results, row, metric, paper) for metric, paper in columns[1:]]
     own = cost(results, row)
     ratios = [f"x {own[key]:.2f}" if own[key] is not None else "–" for key in ("relative_seconds", "relative_traffic")]

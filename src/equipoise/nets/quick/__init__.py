@@ -1,9 +1,10 @@
-"""What makes nets quick in bfloat16 on a GPU, channels last: kernels of our own for batch norm, ReLU and max pooling,
-convolutions of one pixel as matrix products, weights rounded all at once."""
+"""What makes nets quick in bfloat16 on a GPU, channels last: kernels of our own for batch norm, activations, max
+pooling and depthwise convolutions, convolutions of one pixel as matrix products, weights rounded all at once."""
 
 from torch import nn
 
 from equipoise.nets.quick.convolution import quicken_convolutions
+from equipoise.nets.quick.depthwise import quicken_depthwise
 from equipoise.nets.quick.norm import quicken_norms
 from equipoise.nets.quick.pool import quicken_pools
 
@@ -12,4 +13,5 @@ def quicken(net: nn.Module) -> None:
     """Make a net quick. Names and values of its state stay as they are."""
     quicken_norms(net)
     quicken_pools(net)
+    quicken_depthwise(net)
     quicken_convolutions(net)
