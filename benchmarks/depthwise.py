@@ -71,11 +71,13 @@ def passes(side: int, stride: int, channels: int, pixels: int, batch: int) -> di
     low, high = zeros // 2, zeros - zeros // 2
     images = torch.randn(batch, channels, pixels, pixels, device="cuda").bfloat16()
     images = images.contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(channels, 1, side, side, device="cuda").bfloat16()
-    taps = kernels.by_taps(weight)
-    weight = taps.permute(2, 0, 1).unsqueeze(1)
+    usual = torch.randn(channels, 1, side, side, device="cuda").bfloat16()
+    taps = kernels.by_taps(usual)
+    weight = taps.permute(2, 0, 1).unsqueeze(1)  # as it lies in a quick net
     convolution, margins = kernels.DepthwiseConvolution.apply, (low, high, low, high)
-    given = torch.randn_like(convolution(images, weight, stride, margins))
+    out = (pixels + zeros - side) // stride + 1
+    given = torch.randn(batch, channels, out, out, device="cuda").bfloat16()
+    given = given.contiguous(memory_format=torch.channels_last)
     padded = F.pad(images, margins).contiguous(memory_format=torch.channels_last)
 
     def ours(of_images: bool) -> Tensor:
@@ -84,7 +86,7 @@ def passes(side: int, stride: int, channels: int, pixels: int, batch: int) -> di
 
     def cudnns(of_images: bool) -> Tensor:
         wanted, sizes = (of_images, not of_images, False), ((stride,) * 2, (0, 0), (1, 1), False, (0, 0), channels)
-        return torch.ops.aten.convolution_backward(given, padded, weight, None, *sizes, wanted)[0 if of_images else 1]
+        return torch.ops.aten.convolution_backward(given, padded, usual, None, *sizes, wanted)[0 if of_images else 1]
 
     return {
         "ours": {
@@ -93,7 +95,7 @@ def passes(side: int, stride: int, channels: int, pixels: int, batch: int) -> di
             "of_weight": lambda: ours(False),
         },
         "cudnn": {
-            "forward": lambda: F.conv2d(padded, weight, None, stride, 0, 1, channels),
+            "forward": lambda: F.conv2d(padded, usual, None, stride, 0, 1, channels),
             "of_x": lambda: cudnns(True),
             "of_weight": lambda: cudnns(False),
         },

@@ -103,6 +103,7 @@ class AlternatingWorkers:
 def test_workers_do_not_change_a_bit(tmp_path, monkeypatch, method):
     one = run_tiny(tmp_path / "one", method, *settings_of(method))
     monkeypatch.setattr(local, "ProcessPoolExecutor", AlternatingWorkers)
+    monkeypatch.setattr(local.signal, "signal", lambda *_: None)  # this process goes on listening to Ctrl-C
     two = run_tiny(tmp_path / "two", method, *settings_of(method), "compute.workers=2")
     assert_same_bits(all_state(one), all_state(two))
 

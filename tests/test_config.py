@@ -4,7 +4,7 @@ import pytest
 
 from equipoise.config import override, read_raw
 from equipoise.errors import UserError
-from equipoise.runs import make_config
+from equipoise.runs import choose_device, make_config
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,14 @@ def test_settings_leave_the_tables_they_override_alone():
     raw = {"train": {"rounds": 3}}
     assert override(raw, ["train.rounds=5"]) == {"train": {"rounds": 5}}
     assert raw == {"train": {"rounds": 3}}
+
+
+def test_a_gpu_by_its_number_becomes_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    assert [choose_device(name) for name in ("auto", "cuda", "cuda:1", "cpu")] == ["cuda", "cuda", "cuda:1", "cpu"]
+    assert [str(device) for device in chosen] == ["cuda:1"]
+    with pytest.raises(UserError, match="has 2 usable GPUs"):
+        choose_device("cuda:2")

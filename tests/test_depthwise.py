@@ -177,6 +177,12 @@ def test_only_convolutions_that_the_kernels_can_do_are_quickened(proven_kernels)
     assert [isinstance(layer, DepthwiseConv2d) for layer in layers] == [True] * 2 + [False] * 11
 
 
+def test_a_layer_with_two_owners_is_left_alone(proven_kernels):
+    layer = nn.Conv2d(8, 8, 3, groups=8, bias=False)
+    quicken_depthwise(nn.Sequential(nn.Sequential(layer), nn.Sequential(nn.ReLU(), layer)))
+    assert type(layer) is nn.Conv2d, "one may add zeros before it, the other not"
+
+
 def test_without_triton_torchs_convolution_stays(monkeypatch):
     monkeypatch.setattr("equipoise.nets.quick.depthwise.quick_depthwise_kernels", lambda: None)
     net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False))
@@ -222,7 +228,7 @@ def test_zeros_before_a_depthwise_convolution_are_part_of_it(nets, monkeypatch):
         (1, 1, 1, 1), (0, 1, 0, 1), (2, 2, 2, 2), (1, 2, 1, 2)
     }  # fmt: skip
     assert torch.equal(quick(images), expected)
-    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda images, weight: True)
+    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda *_: True)
     assert torch.equal(quick(images), expected)
 
 
@@ -233,7 +239,7 @@ def test_what_a_layer_pads_by_itself_comes_on_top(proven_kernels, monkeypatch):
     quicken_depthwise(nn.Sequential(layer))
     layer.margins = (0, 1, 2, 0)
     assert torch.equal(layer(images), expected)
-    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda images, weight: True)
+    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda *_: True)
     assert torch.equal(layer(images), expected)
 
 
@@ -259,6 +265,8 @@ def test_weights_lie_as_the_kernels_read_them_when_rounded_too(nets, proven_kern
         ({"weight": torch.float32}, False),
         ({"memory_format": torch.contiguous_format}, False),
         ({"size": (0, 8, 4, 4)}, False),
+        ({"size": (2, 8, 1, 1)}, True),
+        ({"size": (2, 8, 0, 4)}, False),
     ],
 )
 def test_the_kernels_are_for_bfloat16_images_and_weights_channels_last_on_a_gpu(monkeypatch, settings, quick):

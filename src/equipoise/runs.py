@@ -64,6 +64,12 @@ def choose_device(wanted: str) -> str:
         raise UserError("compute.device = 'cuda', but this machine has no usable GPU; use --device cpu")
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"compute.device = {wanted!r}: only cpu and cuda are supported")
+    if device.index is not None and device.type == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise UserError(
+                f"compute.device = {wanted!r}, but this machine has {torch.cuda.device_count()} usable GPUs"
+            )
+        torch.cuda.set_device(device)  # streams, captures and kernels of our own go to the current one
     return wanted
 
 

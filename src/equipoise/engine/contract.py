@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.config import Config, OptimiserConfig, Table
 from equipoise.engine.bulk import copy_all
+from equipoise.engine.declared import DeclaredTensors, Role
 from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.protocol import Action, Payload, Tensors, Train, Value, Work
 from equipoise.engine.server import Server, State
@@ -52,15 +53,6 @@ class PerBatch:
     rows: Tensor
 
 
-@dataclass
-class _Declared:
-    role: str
-    tensors: Tensors
-    remembered: bool
-    """Whether an ask without a value of its own starts from the first value; otherwise from NaN."""
-    initial: Tensors = field(default_factory=dict)
-
-
 class Batch(SimpleNamespace):
     """The fields of one batch: `image` (B, C, H, W), `label` (B,), and what `prepare` adds."""
 
@@ -84,7 +76,7 @@ class Client:
         self.num_classes = setting.num_classes
         self.phases: dict[str, Phase] = {}
         self.references: list[nn.Module] = []
-        self._declared: dict[str, _Declared] = {}
+        self._declared = DeclaredTensors(type(self).__name__)
         self._autocast = False
         self.norm_mode = "train"
         self.site = ""
@@ -93,7 +85,9 @@ class Client:
         self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
         self._supervised = supervised_loss(self.config.train.loss)
         self.build()
-        self._finish()
+        self._declared.check(vars(self))
+        self._declared.remember()
+        self._fixed = dict(vars(self))
 
     @classmethod
     def views_for(cls, setting: Setting) -> tuple[str, ...]:
@@ -160,58 +154,18 @@ class Client:
         self.phases[name] = Phase(Optimiser(parameters, config, models), norm, scheduled)
         state = self.phases[name].optimiser.state()
         if state:
-            role = "kept" if config.keep else "scratch"
-            self._declared[f"optimiser.{name}"] = _Declared(role, state, remembered=True)
+            self._declared.add_optimiser("kept" if config.keep else "scratch", name, state)
 
-    def _declare(self, role: str, name: str, target: Any, entries: Iterable[str] | None) -> Any:
-        if name in self._declared:
-            raise TypeError(f"{type(self).__name__} declares '{name}' twice")
-        if isinstance(target, nn.Module):
-            state = target.state_dict(keep_vars=True)
-            wanted = list(state) if entries is None else list(entries)
-            self._declared[name] = _Declared(role, {entry: state[entry] for entry in wanted}, role == "kept")
-        else:
-            target = target.to(self.setting.device)
-            self._declared[name] = _Declared(role, {"": target}, role != "received")
+    def _declare(self, role: Role, name: str, target: Any, entries: Iterable[str] | None) -> Any:
+        target = target if isinstance(target, nn.Module) else target.to(self.setting.device)
+        self._declared.add(role, name, target, entries)
         return target
-
-    def _finish(self) -> None:
-        """Check that every tensor is declared, and remember first values."""
-        known = {id(t) for declared in self._declared.values() for t in declared.tensors.values()}
-        for attribute, value in vars(self).items():
-            loose = value.state_dict(keep_vars=True) if isinstance(value, nn.Module) else {}
-            loose = {"": value} if isinstance(value, Tensor) else loose
-            for entry, tensor in loose.items():
-                if id(tensor) not in known:
-                    where = f"{type(self).__name__}.{attribute} {entry}".strip()
-                    raise TypeError(f"{where} is not declared (keeps, receives, scratch)")
-        for declared in self._declared.values():
-            if declared.remembered:
-                declared.initial = {entry: t.detach().clone() for entry, t in declared.tensors.items()}
-        self._fixed = dict(vars(self))
 
     # ---- between asks, used by the engine ------------------------------------------------------
 
-    @torch.no_grad()
     def begin(self, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None) -> None:
         """Fill every declared tensor for one ask at one site."""
-        into: list[Tensor] = []
-        values: list[Tensor] = []
-        for name, declared in self._declared.items():
-            received = message.get(name) if declared.role == "received" else None
-            for entry, tensor in declared.tensors.items():
-                if declared.role == "received":
-                    value = received.get(entry) if isinstance(received, Mapping) else received
-                elif declared.role == "kept" and kept is not None:
-                    value = kept[f"{name}/{entry}"]
-                else:
-                    value = declared.initial.get(entry)
-                if value is None:
-                    _poison(tensor)
-                else:
-                    into.append(tensor)
-                    values.append(torch.as_tensor(value))
-        copy_all(into, values)
+        self._declared.fill(message, kept)
 
     def end(self) -> None:
         """Forget whatever was not declared, as a site in another process would."""
@@ -221,16 +175,11 @@ class Client:
 
     def kept(self) -> Tensors:
         """The tensors that outlive the ask, by flat name; references, not copies."""
-        return {
-            f"{name}/{entry}": tensor.detach()
-            for name, declared in self._declared.items()
-            if declared.role == "kept"
-            for entry, tensor in declared.tensors.items()
-        }
+        return self._declared.kept()
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a step may read or change."""
-        return [tensor for declared in self._declared.values() for tensor in declared.tensors.values()]
+        return self._declared.tensors()
 
     def modules(self) -> Iterator[nn.Module]:
         """The modules of this client."""
@@ -345,16 +294,6 @@ class Client:
         """The action that every method has: train locally and reply."""
         yield Train()
         return {}
-
-
-def _poison(tensor: Tensor) -> None:
-    """Make use of a value that was never given visible: NaN, the lowest integer, or False."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(float("nan"))
-    elif tensor.dtype == torch.bool:
-        tensor.fill_(False)
-    else:
-        tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 
 def as_it_is(client: type[Client], config: Config) -> type[Client]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import time
-import tomllib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +24,7 @@ from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, 
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder, write_text
 from equipoise.engine.local import LocalEngine
+from equipoise.engine.opening import check_new, resumed
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
@@ -121,30 +121,11 @@ class Run:
             raise UserError(f"train.min_sites = {least}, but {len(self.sites)} sites have training images")
 
     def _open(self, resume: bool) -> Manifest | None:
-        """The checkpoint to go on from, if any; a folder with a run in it is never overwritten unasked."""
-        if not resume:
-            if self._log_path.exists():
-                raise UserError(f"{self.folder} already holds a run; use --resume to go on, or another --out")
-            return None
-        latest = self.checkpoints.latest()
-        if latest is None:
-            if self._log_path.exists() and '"event": "round"' in self._log_path.read_text(encoding="utf-8"):
-                raise UserError(f"{self.folder} has no checkpoint to go on from; choose another --out")
-            return None
-        if latest.digest != self.config.digest():
-            raise UserError(f"{self.folder} holds a run of another config{self._changes()}; choose another --out")
-        if latest.data != fingerprint(self.federation):
-            raise UserError(f"the data has changed since the run in {self.folder} began; choose another --out")
-        return latest
-
-    def _changes(self) -> str:
-        """Which settings differ from those of the run in the folder, in words."""
-        path = self.folder / "config.toml"
-        if not path.exists():
-            return ""
-        before, now = (_flat(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), self.config.to_toml()))
-        keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
-        return ": " + ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys[:5]) if keys else ""
+        """The checkpoint to go on from, if any."""
+        if resume:
+            return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.federation)
+        check_new(self.folder, self._log_path)
+        return None
 
     def _start(self) -> Steps:
         shared = self.server.message()
@@ -361,11 +342,3 @@ class Run:
         self.log.write(event, **fields)
         for observer in self.observers:
             observer.event(event, **fields)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as {dotted key: value}."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

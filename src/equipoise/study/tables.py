@@ -16,6 +16,8 @@ from equipoise.study.statistics import Spread
 
 #: the p-value below which a difference is marked
 SIGNIFICANT = 0.05
+#: kinds of models, as documentation names them
+VIEW_TITLES = {"trained": "after local training", "global": "global", "personal": "personal"}
 
 
 def summary(results: StudyResults) -> dict[str, Any]:
@@ -263,9 +265,6 @@ def _markdown_head(results: StudyResults, columns: Sequence[tuple[Metric, bool]]
     main = [f"{METRIC_TITLES[results.study.primary]}, {VIEW_TITLES[view]}" for view in _markdown_views(results)]
     rest = [METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns[1:]]
     return ["method", *main, *rest, "s per round", "relative", "sent", "relative"]
-
-
-VIEW_TITLES = {"trained": "after local training", "global": "global", "personal": "personal"}
 
 
 def _markdown_views(results: StudyResults) -> list[str]:

@@ -3,6 +3,7 @@ anew for every shape."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from importlib import import_module
@@ -31,20 +32,24 @@ class DepthwiseConv2d(QuickConv2d):
     """Lines of zeros to add before all else: to the left, to the right, on top, at the bottom, as `F.pad` has them."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not _suits(input, weight):
-            return super()._conv_forward(F.pad(input, self.margins) if any(self.margins) else input, weight, bias)
-        kernels = quick_depthwise_kernels()
-        assert kernels is not None and not isinstance(self.padding, str)
+        assert not isinstance(self.padding, str)
         down, across = self.padding
         left, right, top, bottom = self.margins
         margins = (left + across, right + across, top + down, bottom + down)
+        if not _suits(input, weight, margins):
+            return super()._conv_forward(F.pad(input, self.margins) if any(self.margins) else input, weight, bias)
+        kernels = quick_depthwise_kernels()
+        assert kernels is not None
         return kernels.DepthwiseConvolution.apply(input, weight, self.stride[0], margins)
 
 
-def _suits(images: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels can do these images."""
-    right = images.is_cuda and images.dtype == weight.dtype == torch.bfloat16 and images.numel() > 0
-    return right and images.is_contiguous(memory_format=torch.channels_last)
+def _suits(images: Tensor, weight: Tensor, margins: Margins) -> bool:
+    """Whether the kernels can do these images; those that are smaller than the weight are left to torch to refuse."""
+    left, right, top, bottom = margins
+    height, width = images.shape[-2] + top + bottom, images.shape[-1] + left + right
+    proper = len(images) > 0 and min(height, width) >= weight.shape[-1]
+    quick = images.is_cuda and images.dtype == weight.dtype == torch.bfloat16
+    return quick and proper and images.is_contiguous(memory_format=torch.channels_last)
 
 
 @lru_cache(maxsize=1)
@@ -105,12 +110,14 @@ def quicken_depthwise(net: nn.Module) -> None:
 
 
 def _depthwise_layers(net: nn.Module) -> Iterator[tuple[nn.Module, nn.Conv2d]]:
-    """The convolutions that the kernels can do, and the modules that they are part of."""
-    for owner in net.modules():
-        for layer in owner.children():
-            known = type(layer) is nn.Conv2d or hasattr(layer, LITE_PADDING)
-            if known and isinstance(layer, nn.Conv2d) and _is_depthwise(layer):
-                yield owner, layer
+    """The convolutions that the kernels can do, and the one module that each is part of: what another adds before it
+    would not be seen."""
+    owned = [(owner, layer) for owner in net.modules() for layer in owner.children()]
+    owners = Counter(id(layer) for _, layer in owned)
+    for owner, layer in owned:
+        known = type(layer) is nn.Conv2d or hasattr(layer, LITE_PADDING)
+        if known and owners[id(layer)] == 1 and isinstance(layer, nn.Conv2d) and _is_depthwise(layer):
+            yield owner, layer
 
 
 def _is_depthwise(layer: nn.Conv2d) -> bool:

@@ -1,0 +1,57 @@
+"""Where a run begins: at the start, or after the last checkpoint of its folder if that is of the same run.
+
+A folder with a run in it is never overwritten unasked.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import Config
+from equipoise.data.federation import Federation
+from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
+from equipoise.errors import UserError
+
+SHOWN_CHANGES = 5
+
+
+def check_new(folder: Path, log: Path) -> None:
+    """Refuse to begin where there is a run."""
+    if log.exists():
+        raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
+
+
+def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, data: Federation) -> Manifest | None:
+    """The checkpoint to go on from; None where the run in the folder, if any, has not finished a round."""
+    latest = checkpoints.latest()
+    if latest is None:
+        if log.exists() and '"event": "round"' in log.read_text(encoding="utf-8"):
+            raise UserError(f"{folder} has no checkpoint to go on from; choose another --out")
+        return None
+    if latest.digest != config.digest():
+        raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
+    if latest.data != fingerprint(data):
+        raise UserError(f"the data has changed since the run in {folder} began; choose another --out")
+    return latest
+
+
+def _changes(folder: Path, config: Config) -> str:
+    """Which settings differ from those of the run in the folder, in words."""
+    path = folder / "config.toml"
+    if not path.exists():
+        return ""
+    before, now = (_flat(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), config.to_toml()))
+    keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
+    changes = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys[:SHOWN_CHANGES]]
+    return f": {', '.join(changes)}" if changes else ""
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {dotted key: value}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
