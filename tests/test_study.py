@@ -405,7 +405,7 @@ def make_up(study: StudyConfig, folder: Path) -> StudyConfig:
 def made_up(tmp_path_factory) -> Path:
     """The folder of a study with three methods, one of them personal, and one still to run; everything is written."""
     folder = tmp_path_factory.mktemp("made-up")
-    write_study(make_up(made_up_study(), folder), folder)
+    write_study(collect(make_up(made_up_study(), folder), folder), folder)
     return folder
 
 
@@ -531,6 +531,9 @@ def test_every_table_carries_the_rule_and_the_papers_number(made_up):
     rule = "Reported is the round with the best validation balanced accuracy"
     for text in (to_latex(results), to_markdown(results), render(results), to_csv(results)):
         assert rule in text
+    page = render(results)
+    assert page.count("64 px.") == 1, "the page says once, at its top, what differs; every table refers to it"
+    assert "Paper: Table II. What differs from it stands at the top." in page
     latex = to_latex(results)
     assert r"\textbf{72.00 $\pm$ 1.73} & 72.82" in latex and "Differs from the paper: 64 px." in latex
     assert r"52.00 $\pm$ 2.00$^\dagger$" in latex, "the t-test tells fedavg from prr, Wilcoxon's cannot with 3 pairs"
@@ -588,7 +591,8 @@ def test_report_opens_in_a_browser_without_an_error(made_up, tmp_path):
 
 
 def test_a_study_without_finished_runs_still_writes_its_tables(tmp_path):
-    results = write_study(made_up_study(), tmp_path)
+    results = collect(made_up_study(), tmp_path)
+    write_study(results, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["rows"] == []
     assert len(results.rows) == 4 and "Not run yet: fedavg" in (tmp_path / "report.html").read_text()
 
@@ -638,7 +642,8 @@ def test_validation_scores_of_a_study_are_those_of_the_selected_round_in_the_eve
 def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path, capsys):
     study = make_up(choosing_study(), tmp_path)
     rewrite(tmp_path, choose_round_2)
-    results = write_study(study, tmp_path)
+    results = collect(study, tmp_path)
+    write_study(results, tmp_path)
     whole = json.loads((tmp_path / "summary.json").read_text())
     rows = rows_of(tmp_path)
     assert whole["part"] == "valid" and "best validation balanced accuracy" in whole["rule"]
@@ -669,7 +674,7 @@ def test_no_test_score_has_an_effect_on_a_study_that_chooses_settings(tmp_path):
         folder = tmp_path / name
         study = make_up(choosing_study(), folder)
         rewrite(folder, change)
-        write_study(study, folder)
+        write_study(collect(study, folder), folder)
         texts = {path.name: path.read_text() for path in folder.glob("*.*") if path.suffix != ".sqlite"}
         written.append(texts | {"study.sqlite": "".join(sqlite3.connect(folder / "study.sqlite").iterdump())})
     assert written[0].keys() >= {"summary.json", "table.csv", "table.md", "table.tex", "report.html"}
@@ -684,7 +689,8 @@ def test_a_score_that_validation_lacks_is_a_dash(tmp_path):
 
     study = make_up(choosing_study(), tmp_path)
     rewrite(tmp_path, without_error)
-    results = write_study(study, tmp_path)
+    results = collect(study, tmp_path)
+    write_study(results, tmp_path)
     assert r"local & 40.00 & -- \\" in to_latex(results)
     assert all("ece" not in row for row in rows_of(tmp_path).values())
 
@@ -726,6 +732,22 @@ def test_command_runs_chosen_rows_and_writes_the_report(tmp_path):
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["local"] and summary["not_run"] == ["fedavg"]
     assert (tmp_path / "tiny" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("more", [["--report-only"], ["--limit-seconds", "0"]])
+def test_without_finished_runs_the_tables_of_others_stay(tmp_path, more):
+    import tomli_w
+
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(TINY))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "summary.json").write_text("made elsewhere")
+    done = command(str(tmp_path / "tiny.toml"), "--out", str(tmp_path), "--only", "local", *more)
+    assert (tmp_path / "tiny" / "summary.json").read_text() == "made elsewhere"
+    assert not (tmp_path / "tiny" / "report.html").exists()
+    if more == ["--report-only"]:
+        assert isinstance(done.exception, UserError) and "holds no finished run" in str(done.exception)
+    else:
+        assert done.exit_code == 0 and "1 run is not finished" in done.output
 
 
 def test_command_lists_the_studies():

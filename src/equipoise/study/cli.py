@@ -15,7 +15,7 @@ from equipoise.report.tables import METRIC_TITLES
 from equipoise.study.config import cell_config, grid, load_study, study_names
 from equipoise.study.progress import GridProgress
 from equipoise.study.report import write_study
-from equipoise.study.results import RowResult, StudyResults
+from equipoise.study.results import RowResult, StudyResults, collect
 from equipoise.study.runner import Outcome, run_grid
 from equipoise.study.tables import cell, notes
 
@@ -54,11 +54,17 @@ def study(
         planned = [(cell, cell_config(config, cell, [*over, *(settings or [])])) for cell in cells]
         with GridProgress(console, planned) as display:
             outcome = run_grid(planned, display, together, limit_seconds, keep)
-    results = write_study(config, folder)
-    print_tables(results)
+    results = collect(config, folder)
+    if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
+        write_study(results, folder)
+        print_tables(results)
+    elif report_only:
+        raise UserError(f"{folder} holds no finished run of {config.name}: nothing was written")
     if outcome.stopped:
-        console.print(f"{len(outcome.stopped)} runs are not finished: the same command goes on", highlight=False)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        open_runs = "1 run is" if len(outcome.stopped) == 1 else f"{len(outcome.stopped)} runs are"
+        console.print(f"{open_runs} not finished: the same command goes on", highlight=False)
+    if results.runs:
+        console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     outcome.complain()
 
 

@@ -17,9 +17,9 @@ from equipoise.report.plotting import style
 from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import figures
-from equipoise.study.config import METRICS, StudyConfig
+from equipoise.study.config import METRICS
 from equipoise.study.database import write_database
-from equipoise.study.results import RowResult, StudyResults, collect
+from equipoise.study.results import RowResult, StudyResults
 from equipoise.study.tables import (
     COST_TITLES,
     caption,
@@ -35,16 +35,14 @@ from equipoise.study.tables import (
 )
 
 
-def write_study(study: StudyConfig, folder: Path) -> StudyResults:
-    """Write everything that follows from the finished runs in a study's folder."""
-    results = collect(study, folder)
+def write_study(results: StudyResults, folder: Path) -> None:
+    """Write everything that follows from the finished runs of a study into its folder."""
     write_text(folder / "summary.json", json.dumps(summary(results), indent=1, ensure_ascii=False))
     write_text(folder / "table.csv", to_csv(results))
     write_text(folder / "table.tex", to_latex(results))
     write_text(folder / "table.md", to_markdown(results))
     write_database(results, folder / "study.sqlite")
     write_text(folder / "report.html", render(results))
-    return results
 
 
 def render(results: StudyResults) -> str:
@@ -78,18 +76,24 @@ def render(results: StudyResults) -> str:
     )
 
 
-def _facts(results: StudyResults) -> list[tuple[str, str]]:
+def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
+    """What stands at the top, by name: a text, or a list of them."""
     study, runs = results.study, results.runs
-    entries = [
+    at_a_time = max((run.together for run in runs), default=1)
+    entries: list[tuple[str, str | Sequence[str]]] = [
         ("Study", study.name),
         ("Preset", study.preset or ""),
         ("Runs", f"{len(runs)} finished, {len(results.unfinished)} not"),
         ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),
-        ("Differs", " ".join(study.differs)),
-        ("Changed", "; ".join(results.deviations)),
-        ("Time", duration(sum(run.record.seconds or 0.0 for run in runs)) + " over all runs"),
+        ("Differs", study.differs),
+        ("Changed", results.deviations),
+        (
+            "Time",
+            duration(sum(run.record.seconds or 0.0 for run in runs))
+            + (f" added up over all runs, up to {at_a_time} at a time" if at_a_time > 1 else " over all runs"),
+        ),
     ]
     return [(name, value) for name, value in entries if value]
 
@@ -125,7 +129,7 @@ def _table(results: StudyResults, data: str, table: str) -> dict[str, Any]:
     return {
         "caption": caption(results, data, table),
         "columns": columns,
-        "notes": notes(results, rows),
+        "notes": notes(results, rows, alone=False),
         "rows": [
             (row, [(cell(results, row, metric, paper), not paper and row is best[metric]) for metric, paper in columns])
             for row in rows

@@ -124,8 +124,9 @@ def marks(results: StudyResults, row: RowResult) -> str:
     return ""
 
 
-def notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
-    """What stands under a table: selection rule, scope, what differs from the paper, how tests were made."""
+def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) -> list[str]:
+    """What stands under a table: selection rule, scope, how tests were made, and what differs from the paper unless the
+    table stands on a page that says so at its top."""
     study = results.study
     found = [results.rule, results.scope]
     counts = sorted({len(row.runs) for row in rows if row.runs})
@@ -139,9 +140,10 @@ def notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
         found.append(f"Times: up to {shared} runs shared the device.")
     found += [_tests_note(results, data) for data in {row.data: None for row in rows} if results.comparisons[data]]
     if any(row.row.paper for row in rows) and study.paper:
-        found.append(f"Paper: {study.paper}.")
-    found += [f"Differs from the paper: {text}" for text in study.differs]
-    found += [f"Differs from the study file: {text}." for text in results.deviations]
+        found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
+    if alone:
+        found += [f"Differs from the paper: {text}" for text in study.differs]
+        found += [f"Differs from the study file: {text}." for text in results.deviations]
     found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
     return found
 
