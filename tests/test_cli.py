@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,14 @@ def test_the_written_config_repeats_the_run(equipoise, tmp_path):
     equipoise("run", "--out", "one", *QUICK)
     equipoise("run", "one/config.toml", "--out", "two")
     assert_same_bits(all_state(tmp_path / "one"), all_state(tmp_path / "two"))
+
+
+def test_the_written_config_holds_every_option_of_the_method(equipoise):
+    equipoise("run", "--method", "fedprox", "--out", "one", *QUICK)
+    written = tomllib.loads(Path("one/config.toml").read_text())
+    assert written["fedprox"].keys() == get_method("fedprox").options.model_fields.keys()
+    code, _, err = equipoise("run", "one/config.toml", "--set", "fedprox.mu=0.5", "--out", "one", "--resume")
+    assert code == 2 and f"fedprox.mu was {written['fedprox']['mu']}, is 0.5" in err
 
 
 def test_predict_gives_probabilities_of_the_global_and_a_personal_model(equipoise):
@@ -114,6 +123,7 @@ def test_data_inspect_draws_the_federation(equipoise):
         (["--device", "tpu"], "tpu"),
         (["--set", "train.min_sites=99"], "min_sites"),
         (["--set", "evaluation.first_round=99"], "first_round"),
+        (["--set", "fedprox.mu=0.1"], "the method is fedavg, on which options of fedprox have no effect"),
     ],
 )
 def test_a_wrong_setting_is_named_and_nothing_is_written(equipoise, arguments, message):

@@ -184,6 +184,35 @@ def test_an_undeclared_tensor_is_refused(tmp_path):
         run_tiny(tmp_path, variant(Undeclared))
 
 
+class CountsInPlace(FedAvgServer):
+    """A server that spoils its own snapshots."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.state.count = torch.zeros(())
+
+    def round(self, number, sites):
+        self.state.count.add_(1)
+        yield from super().round(number, sites)
+
+
+@pytest.mark.parametrize(("client", "least"), [(FedAvgClient, 1), (KeepsAndFails, 3)])
+def test_a_server_that_changes_its_state_in_place_is_refused(tmp_path, client, least):
+    """A round that is repeated could not go back to where it began."""
+    with pytest.raises(TypeError, match=r"changed state\.count in place"):
+        run_tiny(tmp_path, variant(client, CountsInPlace), f"train.min_sites={least}")
+
+
+def test_a_state_that_cannot_be_saved_is_refused(tmp_path):
+    class HoldsAnOptimiser(FedAvgServer):
+        def setup(self) -> None:
+            super().setup()
+            self.state.optimiser = torch.optim.Adam([torch.zeros(1)])
+
+    with pytest.raises(TypeError, match=r"state\.optimiser is of type Adam: a state holds tensors"):
+        run_tiny(tmp_path, variant(FedAvgClient, HoldsAnOptimiser))
+
+
 def test_an_unsent_message_entry_is_nan_not_a_leftover(tmp_path):
     class Forgetful(FedAvgServer):
         def round(self, number, sites):

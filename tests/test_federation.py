@@ -196,6 +196,35 @@ def test_a_class_without_any_image_is_refused_and_one_without_training_images_is
         load_federation(DataConfig(name=name, store=stores, size=8, classes=("a", "b", "c")), 0)
 
 
+def test_a_class_too_rare_for_a_part_of_the_federation_is_reported_in_one_line(manifest, stores):
+    parts = ("train", "train", "valid", "test")
+    rows = [
+        {"path": f"{c}{i}.png", "label": c, "site": "xy"[i // 4], "split": parts[i % 4]} for c in "ab" for i in range(8)
+    ]
+    rows += [{"path": "c.png", "label": "c", "site": "x", "split": "train"}]
+    rows += [{"path": f"d{i}.png", "label": "d", "site": "xy"[i], "split": part} for i, part in enumerate(parts[1:3])]
+    rows += [{"path": f"d{i}.png", "label": "d", "site": "y", "split": "train"} for i in range(2, 5)]
+    config = DataConfig(name=f"manifest:{manifest(rows)}", store=stores, size=8)
+    (warning,) = load_federation(config, 0).warnings
+    assert "federation: c (1 training image and no validation image and no test image), d (no test image); " in warning
+    assert warning.endswith("has no part in those scores")
+    assert load_federation(config, 0, whole=False).warnings == (), "one hospital does not know the others' images"
+
+
+def test_classes_that_single_sites_lack_are_not_too_rare(load):
+    federation = load()
+    assert any((site.class_counts(5) == 0).any() for site in federation.sites)
+    assert federation.warnings == ()
+    assert load(partition="dirichlet_per_class", sites=3, alpha=0.3).warnings == (), "all share one test set"
+
+
+def test_no_class_is_blamed_for_a_part_that_is_empty_altogether(manifest, stores):
+    rows = [{"path": f"{i}.png", "label": "ab"[i % 2], "split": ("train", "valid")[i // 10]} for i in range(20)]
+    federation = load_federation(DataConfig(name=f"manifest:{manifest(rows)}", store=stores, size=8), 0)
+    assert federation.warnings == ()
+    assert federation.class_counts("test").tolist() == [0, 0]
+
+
 def test_a_given_split_that_parts_groups_is_used_with_a_warning_and_grouping_mends_it(manifest, stores):
     parts = ("train", "valid", "test")
     rows = [

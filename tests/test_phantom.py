@@ -141,3 +141,15 @@ def test_impossible_phantoms_are_refused(tmp_path):
         build(PhantomConfig(sites=10, images=5), tmp_path)
     with pytest.raises(ValidationError):
         PhantomConfig(classes=1)
+
+
+@pytest.mark.parametrize("setting", ["images", "sites", "cohort", "size"])
+def test_absurd_numbers_are_refused(setting):
+    with pytest.raises(ValidationError, match=f"{setting}\n *Input should be less than or equal to"):
+        PhantomConfig(**{setting: 10**12})
+
+
+def test_a_phantom_that_fills_the_memory_is_refused_before_it_does(tmp_path):
+    config = DataConfig(store=tmp_path, size=1024, phantom=PhantomConfig(images=100_000))
+    with pytest.raises(UserError, match=r"100000 images of 1024 pixels takes 315 GB of memory.*data\.phantom\.images"):
+        load_federation(config, 0)

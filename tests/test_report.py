@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 
 from equipoise.errors import UserError
 from equipoise.report import headline, read_run, to_csv, to_latex, write_report
-from equipoise.report.comparison import class_recall, overlaid_learning, run_labels
+from equipoise.report.comparison import class_recall, overlaid_learning
 from equipoise.report.curves import flat, mean_curve, metric_curves, retrogress
 from equipoise.report.summary import duration, left_out, ranges, traffic
-from equipoise.report.tables import percent, selection_note
+from equipoise.report.tables import percent, run_labels, selection_note
 from harness import run_tiny
 
 CLASSES = ["nevus", "melanoma", "keratosis", "vascular"]
@@ -447,6 +448,12 @@ def test_runs_of_one_method_are_told_apart_by_name_or_number(runs: list[Path]):
     first, second = map(read_run, runs)
     assert run_labels([first, second]) == ["fedavg", "fedbn"]
     assert run_labels([first, first]) == ["fedavg-demo (1)", "fedavg-demo (2)"]
+    elsewhere = dataclasses.replace(first, folder=first.folder.with_name("lower-lr"))
+    names = [first.folder.name, "lower-lr"]
+    assert run_labels([first, elsewhere]) == names
+    rows = headline([first, elsewhere])
+    assert {row.label for row in rows} == {row.run for row in rows} == set(names)
+    assert all(name in to_latex(rows) and name in to_csv(rows) for name in names)
 
 
 def test_figures_that_would_be_flat_at_zero_are_left_out(tmp_path: Path):

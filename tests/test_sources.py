@@ -256,6 +256,7 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
     [
         ("path,label,split\na/0.png,a,train\nb/0.png,b,holdout\n", "line 3: unknown split 'holdout'"),
         ("path,label,split\na/0.png,a,train\nb/0.png,b,\n", "line 3: unknown split ''"),
+        ("path,label,site\na/0.png,a,Graz\nb/0.png,b,\n", "line 3: site is empty, though other lines name theirs"),
         ("path,label,split\na/0.png,a,train\na/0.png,a,test\nb/0.png,b,train\n", "more than once.*a/0.png"),
         ("path,label\na/0.png,a\nb/0.png\n", "line 3: path or label is empty"),
         ("path,label\na/0.png,a\n\n\nb/0.png\n", "line 5: path or label is empty"),
@@ -267,6 +268,18 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
         ("\n\n", "is empty"),
         ("path,label\na/0.png,a\na/1.png,a\n", "one class only"),
         ("file,label\na/0.png,a\n", "no column path; it has file, label"),
+        (
+            "path;label\na/0.png;a\n",
+            "it has path;label; it seems to separate values by semicolons",
+        ),
+        ("path\tlabel\na/0.png\ta\n", "separate values by tabs: save it with commas"),
+        ("Path,label\na/0.png,a\n", "the column 'Path' should be called 'path'"),
+        ("path,label,SITE\na/0.png,a,x\n", "the column 'SITE' should be called 'site'"),
+        ("path,label,label\na/0.png,a,b\n", "more than one column label"),
+        ("path,label\na/0.png,a\nb/0.png,B\nb/1.png,b \n", r"classes .*: 'B' \(line 3\) and 'b' \(line 4\)"),
+        ("path,label\na/0.png,a b\nb/0.png,a  b\n", r"'a b' \(line 2\) and 'a  b' \(line 3\)"),
+        ("path,label\na/0.png,a\u0308\nb/0.png,\xe4\n", r"'a\\u0308' \(line 2\) and '\\xe4' \(line 3\)"),
+        ("path,label,site\na/0.png,a,Graz\nb/0.png,b,graz\n", r"sites .*: 'Graz' \(line 2\) and 'graz' \(line 3\)"),
         ("path,label\n", "lists no images"),
         ("path,label\na/0.png,a\nb/77.png,b\n", r"1 of 2 images .*do not exist \(paths start in .*\): b/77.png"),
     ],
@@ -274,6 +287,26 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
 def test_manifests_with_mistakes_are_refused_with_the_place(manifest, text, message):
     with pytest.raises(UserError, match=message):
         manifest(text)
+
+
+def test_a_manifest_in_another_encoding_is_refused_with_the_line(manifest, tmp_path):
+    with pytest.raises(UserError, match="one class only"):
+        manifest("\ufeffpath,label\na/0.png,a\n")
+    (tmp_path / "latin.csv").write_bytes("path,label\na/0.png,a\nb/0.png,Hämangiom\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.csv, line 3: the text is not UTF-8; save the file in that encoding"):
+        load_federation(DataConfig(name=f"manifest:{tmp_path / 'latin.csv'}", store=tmp_path / "stores"), 0)
+
+
+def test_columns_that_a_manifest_has_in_vain_are_named_until_they_are_gone(manifest):
+    def warnings(header: str) -> tuple[str, ...]:
+        lines = [f"{label}/{n}.png,{label},x,7" for label in "ab" for n in range(10)]
+        return manifest(f"{header}\n" + "\n".join(lines)).warnings
+
+    (told,) = warnings("path,label,centre,age")
+    assert told.endswith("not used: centre, age; without a column site, all images are one site")
+    (told,) = warnings("path,label,site,age")
+    assert told.endswith("not used: age")
+    assert warnings("path,label,site,") == ()
 
 
 def test_empty_cells_at_the_end_of_a_line_and_quoted_commas_are_no_mistake(manifest):
@@ -288,6 +321,37 @@ def test_spaces_around_the_values_of_a_manifest_do_not_count(manifest):
     federation = manifest(" path,label , site\n" + "\n".join(lines))
     assert federation.classes == ("a", "b")
     assert [site.name for site in federation.sites] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("Melanoma ", "melanoma", r"'Melanoma ' \(Melanoma /0\.png\) and 'melanoma' \(melanoma/0\.png\)"),
+        ("a\u0308", "\xe4", r"'a\\u0308' .* and '\\xe4' "),
+    ],
+)
+def test_class_folders_of_nearly_one_name_are_refused_with_a_file_of_each(tmp_path, first, second, shown):
+    root = image_files(tmp_path / "mine", {first: 2, second: 2, "nevus": 2})
+    with pytest.raises(UserError, match=rf"classes that differ only in case, spaces or form of Unicode: {shown}"):
+        load_federation(DataConfig(name=f"folder:{root}", store=tmp_path / "stores", size=8), 0)
+
+
+def test_a_class_folder_keeps_the_spaces_of_its_name_with_a_warning(tmp_path):
+    root = image_files(tmp_path / "mine", {"melanoma ": 9, "nevus": 9})
+    federation = load_federation(DataConfig(name=f"folder:{root}", store=tmp_path / "stores", size=8), 0)
+    assert federation.classes == ("melanoma ", "nevus")
+    assert federation.warnings == ("names of folders keep the spaces around them: 'melanoma '",)
+
+
+def test_images_left_out_are_named_to_their_owner_but_not_to_a_server(manifest):
+    lines = [f"{label}/{n}.png,{label}" for label in "ab" for n in range(10 if label == "a" else 17)]
+    owner = manifest("path,label\n" + "\n".join(lines), skip_unreadable=True)
+    names = ", ".join(f"b/{n}.png" for n in range(10, 15))
+    assert owner.warnings == (f"7 missing or unreadable images were left out: {names} and 2 more",)
+    assert owner.sites[0].splits["train"].store.index.facts["left_out"] == [f"b/{n}.png" for n in range(10, 17)]
+    store = owner.sites[0].splits["train"].store
+    hospital = assemble(store, DataConfig(name=owner.name), 0, whole=False)
+    assert hospital.warnings == ("7 missing or unreadable images were left out",)
 
 
 def test_one_image_in_two_class_folders_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import zipfile
@@ -142,7 +143,7 @@ def test_an_unreadable_image_is_named_and_leaves_no_store_behind(raw):
         prepare.prepare(config, progress=False)
     assert not prepare.store_folder(config).exists()
     federation = load_federation(config.model_copy(update={"skip_unreadable": True}), 0)
-    assert federation.warnings == ("1 missing or unreadable images were left out",)
+    assert federation.warnings == ("1 missing or unreadable images were left out: second/001.png",)
     store = federation.sites[0].splits["train"].store
     assert "second/001.png" not in store.index.names
     row = store.index.rows[store.index.names.index("second/003.png")]
@@ -227,6 +228,40 @@ def test_deep_greyscale_is_scaled_by_its_depth_not_clipped(brightest, value, exp
     grey[0] = brightest
     pixels = decode(encoded(Image.fromarray(grey)), 8)
     assert pixels[0, 6, 6] == pytest.approx(expected, abs=1)
+
+
+def test_a_dark_image_is_as_dark_as_its_file_says():
+    dark = np.full(64, 200, dtype=">u2")
+    assert decode(b"P5 8 8 65535\n" + dark.tobytes(), 8).max() == 1
+    assert decode(b"P5 8 8 4095\n" + dark.tobytes(), 8).max() == 12
+    assert decode(twelve_bit_tiff(200), 8).max() == 12
+
+
+def twelve_bit_tiff(value: int) -> bytes:
+    """An even TIFF of 8 x 8 pixels with 12 bits each."""
+    fields = {256: 8, 257: 8, 258: 12, 259: 1, 262: 1, 273: 110, 277: 1, 278: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 3, 1, number) for tag, number in fields.items())
+    head = struct.pack("<2sHIH", b"II", 42, 8, len(fields)) + entries + bytes(4)
+    pair = (value << 12 | value).to_bytes(3, "big")
+    return head.ljust(110, b"\0") + pair * 32
+
+
+def test_grey_images_that_seem_of_different_depth_are_reported_even_after_a_kill(raw, monkeypatch):
+    def add(name: str, brightest: int) -> None:
+        Image.fromarray(np.full((8, 8), brightest, dtype=np.uint16)).save(raw / name)
+
+    add("first/0.png", 4000)
+    add("first/1.png", 3000)
+    assert load_federation(config_for(raw), 0).warnings == ()
+    add("second/9.png", 60000)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "write_index", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            prepare.prepare(config_for(raw), workers=1, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "decode", lambda *_: pytest.fail("decoded again"))
+        (told,) = load_federation(config_for(raw), 0).warnings
+    assert "different depths (12, 16 bits)" in told
 
 
 def test_float_images_are_stretched_to_the_full_range():

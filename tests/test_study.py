@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from equipoise.config import Config
 from equipoise.engine.events import first_event
 from equipoise.errors import UserError
-from equipoise.methods import method_names
+from equipoise.methods import all_options, method_names
 from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
@@ -193,7 +193,7 @@ def test_settings_of_command_line_row_data_set_and_study_override_each_other_in_
     (cell,) = grid(study, tmp_path)
     config = cell_config(study, cell, ["train.rounds=3"])
     assert (config.train.rounds, config.train.epochs, config.train.batch_size) == (3, 8, 7)
-    assert config.methods["fedprox"] == {"mu": 0.5} and config.method == "fedprox"
+    assert config.methods["fedprox"]["mu"] == 0.5 and config.method == "fedprox"
     assert cell.folder == tmp_path / "runs" / "small" / "a-seed1"
 
 
@@ -216,6 +216,8 @@ def test_nested_tables_survive_as_settings(table):
         ({"colour": 1}, "colour: unknown key"),
         ({"row": [{"name": "a", "method": "fedavg"}] * 2}, "two rows are called a"),
         ({"row": []}, "needs rows"),
+        ({"seeds": [1, 2, 1]}, "seeds of the study: 1 is named twice"),
+        ({"row": [{"name": "a", "method": "fedavg", "seeds": [1], "later": [2, 1]}]}, "seeds of a: 1 is named twice"),
         ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.0.name"),
         ({"metrics": ["f1"]}, "metrics.0"),
         ({"part": "train"}, "part"),
@@ -257,13 +259,20 @@ def test_the_papers_first_wave_is_what_was_agreed():
     assert rows["prr"].paper == {"macro_f1": 72.82, "balanced_auc": 89.20}
 
 
+def with_all_options(recorded: dict[str, Any]) -> Config:
+    """A recorded config, with the options that runs did not write down at first: those at their defaults."""
+    options = all_options(recorded["method"], recorded["methods"].get(recorded["method"], {}))
+    methods = recorded["methods"] | ({recorded["method"]: options} if options else {})
+    return Config.model_validate(recorded | {"methods": methods})
+
+
 def test_recorded_runs_are_those_that_their_study_plans():
     study, folder = load_study("prr-dermoscopy"), ROOT / "results" / "prr-dermoscopy"
     recorded = {cell.label: (cell, first_event(cell.folder / "events.jsonl")) for cell in known_cells(study, folder)}
     assert {"fedavg-seed1", "fedbn-seed1", "prr-seed1"} <= recorded.keys()
     for cell, start in recorded.values():
         config = cell_config(study, cell, [f"compute.device={start['config']['compute']['device']}"])
-        assert config.digest() == Config.model_validate(start["config"]).digest()
+        assert config.digest() == with_all_options(start["config"]).digest()
 
 
 def test_fedbabu_is_scored_after_fine_tuning_of_the_head_and_chosen_by_the_averaged_model(tmp_path):
@@ -273,7 +282,7 @@ def test_fedbabu_is_scored_after_fine_tuning_of_the_head_and_chosen_by_the_avera
     for cell in cells:
         config = cell_config(study, cell)
         assert cell.row.view == "personal" and config.evaluation.view == "global"
-        assert config.methods["fedbabu"] == {"finetuned": "head", "finetune_lr": 1e-3}
+        assert config.methods["fedbabu"].items() >= {"finetuned": "head", "finetune_lr": 1e-3}.items()
         weights[cell.row.name] = config.npr.weight
     assert weights == {"fedbabu": 0.0, "fedbabu+npr": 0.1}
 
@@ -748,6 +757,18 @@ def test_without_finished_runs_the_tables_of_others_stay(tmp_path, more):
         assert isinstance(done.exception, UserError) and "holds no finished run" in str(done.exception)
     else:
         assert done.exit_code == 0 and "1 run is not finished" in done.output
+
+
+def test_a_setting_that_is_wrong_in_a_row_is_told_by_the_row(tmp_path):
+    row = {"name": "a", "method": "fedprox", "settings": {"fedprox": {"mu": -1.0}}}
+    study = StudyConfig.model_validate(TINY | {"row": [row]})
+    with pytest.raises(UserError, match=r"study tiny, row a: \[fedprox\] is not valid"):
+        cell_config(study, grid(study, tmp_path)[0])
+
+
+def test_a_seed_named_twice_is_refused():
+    done = command("phantom-prr", "--seeds", "1,2,2")
+    assert isinstance(done.exception, UserError) and str(done.exception) == "--seeds: 2 is named twice"
 
 
 def test_command_lists_the_studies():

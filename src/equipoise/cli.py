@@ -71,7 +71,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
 ) -> None:
     """Train a federation, test the selected models, and write a report."""
-    from equipoise.runs import make_config
+    from equipoise.runs import make_config, refuse_idle_options
 
     config = make_config(
         source,
@@ -82,6 +82,7 @@ def run(
         train=_given(rounds=rounds),
         compute=_given(device=device, workers=workers),
     )
+    refuse_idle_options(settings or [], config.method)
     folder = out or Path("runs") / config.run_name
     _run_and_report(config, folder, resume)
 
@@ -114,12 +115,13 @@ def _print_headline(folders: list[Path]) -> None:
     parts = {row.part for row in rows}
     title = "test, %" if parts <= {"test"} else "validation, % (no test results)"
     gap = 1 if console.width >= ROOMY else 0
-    table = RichTable("method", "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+    heading = "method" if all(row.label == row.method for row in rows) else "run"
+    table = RichTable(heading, "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
     for column in COLUMNS:
         table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
     for row in rows:
         values = (percent(row.values.get(column.key)) for column in COLUMNS)
-        table.add_row(row.method, row.view, escape(row.scope_title.replace("mean over ", "")), *values)
+        table.add_row(escape(row.label), row.view, escape(row.scope_title.replace("mean over ", "")), *values)
     console.print(table)
 
 
@@ -234,6 +236,23 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
         console.print(options)
 
 
+@app.command("settings")
+def settings_list(
+    table: Annotated[str | None, typer.Argument(help="a table of the config, such as train or prr")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as the page docs/settings.md")] = False,
+) -> None:
+    """List every key of a config, with its type, default and meaning."""
+    from equipoise.settings import as_markdown, as_table, notes, sections
+
+    chosen = sections(table)
+    if markdown:
+        typer.echo(as_markdown(chosen), nl=False)
+        return
+    console.print(as_table(chosen))
+    for note in notes():
+        console.print(escape(note), highlight=False)
+
+
 @app.command()
 def presets() -> None:
     """List the presets, with their data."""
@@ -328,10 +347,15 @@ def main() -> None:
         problem.show()
         sys.exit(problem.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        errors.print("stopped; a run goes on after its last complete round with `--resume`")
+        errors.print(
+            "stopped; a run goes on after its last complete round with `--resume`, a study by the same command"
+        )
         sys.exit(INTERRUPTED)
     except UserError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except MemoryError as problem:
+        errors.print(f"[red]error:[/] not enough memory: {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)

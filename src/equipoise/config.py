@@ -38,7 +38,7 @@ class OptimiserConfig(Table):
     """The optimiser of a site's local training."""
 
     name: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = 0.02
+    lr: PositiveFloat = Field(0.02, description="learning rate of the first round")
     momentum: Decay = Field(0.9, description="SGD only")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam only")
     weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient")
@@ -49,10 +49,12 @@ class OptimiserConfig(Table):
 class ScheduleConfig(Table):
     """The learning rate's factor in round r (counted from 0)."""
 
-    name: Literal["constant", "step", "multistep", "exponential"] = "constant"
+    name: Literal["constant", "step", "multistep", "exponential"] = Field(
+        "constant", description="exponential: multiply by gamma after each round"
+    )
     every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
     milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma at these rounds")
-    gamma: PositiveFloat = 0.5
+    gamma: PositiveFloat = Field(0.5, description="factor of one decay")
 
     def factor(self, round_index: int) -> float:
         """gamma to the power of the number of decays before this round."""
@@ -68,10 +70,10 @@ class ScheduleConfig(Table):
 class TrainConfig(Table):
     """Rounds and the local training within them."""
 
-    rounds: PositiveInt = 20
-    epochs: PositiveInt = 1
+    rounds: PositiveInt = Field(20, description="rounds of communication")
+    epochs: PositiveInt = Field(1, description="passes over a site's training images in a round")
     steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
-    batch_size: int = Field(32, ge=2)
+    batch_size: int = Field(32, ge=2, description="images of a local step")
     loss: str = Field("ce", description="the supervised loss: ce, balanced_softmax, focal, ...")
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -83,10 +85,14 @@ class TrainConfig(Table):
 class EvaluationConfig(Table):
     """When models are measured and how the reported one is chosen. Only validation data decides."""
 
-    every: PositiveInt = 1
-    batch_size: PositiveInt = 256
-    rule: Literal["best", "last", "mean_last"] = "best"
-    metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = "balanced_accuracy"
+    every: PositiveInt = Field(1, description="rounds between two evaluations")
+    batch_size: PositiveInt = Field(256, description="images at a time; changes no score")
+    rule: Literal["best", "last", "mean_last"] = Field(
+        "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
+    )
+    metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = Field(
+        "balanced_accuracy", description="the validation score that decides"
+    )
     view: Literal["auto", "global", "personal"] = Field(
         "auto",
         description="whose validation score decides: personal models where the method has them. Where the global one "
@@ -118,11 +124,11 @@ class CheckpointConfig(Table):
 class ComputeConfig(Table):
     """Where and how the arithmetic runs. `threads`, `device`, `precision` and `channels_last` change bits."""
 
-    device: str = "auto"
-    workers: PositiveInt = 1
-    threads: PositiveInt = 1
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    channels_last: bool = False
+    device: str = Field("auto", description="cpu, cuda or cuda:1; auto: the GPU where there is one")
+    workers: PositiveInt = Field(1, description="processes on a CPU; change no bit")
+    threads: PositiveInt = Field(1, description="threads of a process")
+    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of nets on a GPU; bf16: by autocast")
+    channels_last: bool = Field(False, description="how images lie in memory; kernels of our own need it")
     deterministic: bool = Field(True, description="deterministic GPU kernels")
     slots: int = Field(0, ge=0, description="models in training at a time on a GPU; 0: as many as fit")
     capture: bool = Field(True, description="replay captured steps on a GPU")
@@ -159,8 +165,8 @@ class Config(Table):
     """A whole run."""
 
     name: str = Field("", description="the run's name; empty: made of method, data and seed")
-    method: str = "fedavg"
-    seed: int = Field(1, ge=0)
+    method: str = Field("fedavg", description="see `equipoise methods`")
+    seed: int = Field(1, ge=0, description="of everything that is drawn")
     data: DataConfig = DataConfig()
     net: NetConfig = NetConfig()
     augment: AugmentConfig = AugmentConfig()

@@ -12,24 +12,38 @@ from equipoise.config import Config, override, parse_config, read_raw
 from equipoise.data import load_federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import UserError
-from equipoise.methods import get_method, method_names, option_tables
+from equipoise.methods import all_options, get_method, method_names, option_tables
 
 #: images up to this size train the small net where the config names none
 SMALL_PIXELS = 64
 
 
-def make_config(source: str | None = None, settings: Sequence[str] = (), **top: Any) -> Config:
+def make_config(source: str | None = None, settings: Sequence[str] = (), where: str = "", **top: Any) -> Config:
     """A config from a preset or file, with top-level values and `key=value` settings over it.
 
     A method's table may hold defaults for that method alone: under `[fednpr.npr]`, FedNPR gets a weight that the
-    methods it is compared with do not.
+    methods it is compared with do not. All options of the method are in the config, so that it says what will be run
+    whatever the defaults of another version are.
+
+    Args:
+        where: what to call the config in messages
     """
     raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
     name = str(raw.get("method", Config.model_fields["method"].default))
     raw, own = _without_own_defaults(raw, name)
     raw = _merged(_merged(get_method(name).defaults, own), raw)
-    where = (source or "config") + (" with what the command line sets" if settings or top else "")
-    return parse_config(raw, option_tables(raw), where)
+    where = where or (source or "config") + (" with what the command line sets" if settings or top else "")
+    config = parse_config(raw, option_tables(raw), where)
+    options = all_options(name, config.methods.get(name, {}))
+    return config.model_copy(update={"methods": config.methods | ({name: options} if options else {})})
+
+
+def refuse_idle_options(settings: Sequence[str], method: str) -> None:
+    """Refuse `key=value` settings that are options of a method which is not run."""
+    for setting in settings:
+        table = setting.partition(".")[0].strip()
+        if table in method_names() and table != method:
+            raise UserError(f"--set {setting}: the method is {method}, on which options of {table} have no effect")
 
 
 def _without_own_defaults(raw: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:

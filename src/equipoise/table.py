@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_
 class Table(BaseModel):
     """A table of the config: unknown keys are errors, numbers are finite, and values never change once validated."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -10,7 +10,7 @@ from equipoise.data.config import DataConfig
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.data.sources import first_few
 from equipoise.data.splits import count_leaks, grouped_split, stratified_sample
-from equipoise.data.store import Store
+from equipoise.data.store import Store, StoreIndex
 from equipoise.errors import UserError
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
@@ -71,14 +71,11 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         channels=store.shape[0],
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
-        warnings=(
-            *warnings,
-            *_missing_training(images, index.classes),
-            *_without_effect(scheme, config),
-            *index.facts.get("warnings", ()),
-        ),
+        warnings=(*warnings, *_without_effect(scheme, config), *_warnings_of_store(index, whole)),
     )
-    return _check_sites(federation, config)
+    federation = _check_sites(federation, config)
+    scarce = _scarce_classes(federation) if whole else []
+    return replace(federation, warnings=(*federation.warnings, *_missing_training(federation), *scarce))
 
 
 def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
@@ -196,10 +193,33 @@ def _check_classes(images: Images, classes: tuple[str, ...]) -> None:
         raise UserError(f"no image of class {', '.join(empty)} anywhere; remove the class or add images")
 
 
-def _missing_training(images: Images, classes: tuple[str, ...]) -> list[str]:
-    counts = np.bincount(images.labels[images.parts == "train"], minlength=len(classes))
-    absent = [name for name, count in zip(classes, counts) if count == 0]
+def _missing_training(federation: Federation) -> list[str]:
+    absent = [name for name, count in zip(federation.classes, federation.class_counts()) if count == 0]
     return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
+
+
+def _scarce_classes(federation: Federation) -> list[str]:
+    """A warning about the classes of which the whole federation trains on one image, or validates or tests on none.
+
+    A part that is empty altogether says nothing of a class; a class without training images is told elsewhere.
+    """
+    train, valid, test = (federation.class_counts(part) for part in PARTS)
+    scarce = []
+    for label, name in enumerate(federation.classes):
+        lacks = [word for word, counts in (("validation", valid), ("test", test)) if counts.any() and not counts[label]]
+        found = ["1 training image"] * int(train[label] == 1) + [f"no {word} image" for word in lacks]
+        if found:
+            scarce.append(f"{name} ({' and '.join(found)})")
+    if not scarce:
+        return []
+    follows = "a class without validation or test images has no part in those scores"
+    return [f"too few images of a class in the whole federation: {first_few(scarce)}; {follows}"]
+
+
+def _warnings_of_store(index: StoreIndex, whole: bool) -> list[str]:
+    """What the store has to say. One hospital's warnings reach the server: names of files, or patients, do not."""
+    named = "" if whole else f": {first_few(index.facts.get('left_out', ()))}"
+    return [text.removesuffix(named) for text in index.facts.get("warnings", ())]
 
 
 def _check_sites(federation: Federation, config: DataConfig) -> Federation:

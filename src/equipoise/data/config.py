@@ -8,13 +8,16 @@ from pydantic import Field
 
 from equipoise.table import Table
 
+MOST_SITES = 10_000
+MOST_IMAGES = 1_000_000  # of a phantom
+
 
 class PhantomConfig(Table):
     """The built-in data: procedural lesion images, made from a seed."""
 
-    sites: int = Field(default=4, ge=1)
-    classes: int = Field(default=5, ge=2, le=8)
-    images: int = Field(default=2000, ge=2, description="images over all sites and parts")
+    sites: int = Field(default=4, ge=1, le=MOST_SITES, description="number of sites")
+    classes: int = Field(default=5, ge=2, le=8, description="number of classes")
+    images: int = Field(default=2000, ge=2, le=MOST_IMAGES, description="images over all sites and parts")
     size: int = Field(default=32, ge=16, le=512, description="pixels per side")
     imbalance: float = Field(default=20.0, ge=1, description="most frequent class : rarest class")
     missing: float = Field(default=0.2, ge=0, lt=1, description="share of the classes that each site lacks")
@@ -22,8 +25,10 @@ class PhantomConfig(Table):
     shift: float = Field(default=1.0, ge=0, le=100, description="strength of each site's colour and scanner shift")
     difficulty: float = Field(default=1.0, ge=0, le=100, description="how much images of one class vary")
     common: bool = Field(default=False, description="one common validation and test set for all sites")
-    cohort: int = Field(default=0, ge=0, description="images of an unseen cohort from a scanner of its own")
-    seed: int = Field(default=0, ge=0)
+    cohort: int = Field(
+        default=0, ge=0, le=MOST_IMAGES, description="images of an unseen cohort from a scanner of its own"
+    )
+    seed: int = Field(default=0, ge=0, description="of the images; the run's seed does not change them")
 
 
 class DataConfig(Table):
@@ -44,7 +49,9 @@ class DataConfig(Table):
     partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
         default=None, description="how training images go to sites; default the source's own way"
     )
-    sites: int | None = Field(default=None, ge=1, description="number of sites of a drawn partition; default 10")
+    sites: int | None = Field(
+        default=None, ge=1, le=MOST_SITES, description="number of sites of a drawn partition; default 10"
+    )
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small: sites differ much")
     alphas: tuple[float, ...] | None = Field(default=None, description="concentration of each class")
     removal: float = Field(default=0.3, ge=0, lt=1, description="chance that a site loses a class (concentration)")

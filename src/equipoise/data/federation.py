@@ -75,6 +75,11 @@ class Federation:
     cohorts: tuple[Site, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def class_counts(self, part: str = "train") -> np.ndarray:
+        """Images of each class in a part, over all sites and the common set, not the cohorts: int64 (C,)."""
+        places = (*self.sites, self.common) if self.common else self.sites
+        return np.sum([place.class_counts(len(self.classes), part) for place in places], axis=0)
+
     def training_sites(self) -> tuple[Site, ...]:
         """The sites with training images, in order."""
         return tuple(site for site in self.sites if "train" in site.splits)

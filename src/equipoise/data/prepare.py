@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
-from equipoise.data.raw import Archives, decode
+from equipoise.data.raw import Archives, decode, guessed_bits
 from equipoise.data.sources import Listing, Record, first_few, phantom
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index, write_text
 from equipoise.errors import UserError
@@ -121,22 +122,26 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     size = _size(config)
     draft = folder.with_name(f"{folder.name}.partial")
     done = _open_draft(draft, listing.checksum(), (len(records), CHANNELS, size, size))
-    unreadable = _decode_all(records, draft, done, config, workers, progress)
+    unreadable, depths = _decode_all(records, draft, done, config, workers, progress)
     if unreadable and not config.skip_unreadable:
         found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
         raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
-    write_index(draft, store_index(listing, records, unreadable))
+    write_index(draft, store_index(listing, records, unreadable, depths))
     (draft / DONE).unlink()
     (draft / LISTING).unlink()
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(draft, folder)
 
 
-def _open_draft(draft: Path, checksum: str, shape: tuple[int, ...]) -> set[int]:
-    """Make the draft folder, or go on with one of the same listing; returns the batches already decoded."""
+def _open_draft(draft: Path, checksum: str, shape: tuple[int, ...]) -> dict[int, set[int]]:
+    """Make the draft folder, or go on with one of the same listing; returns the batches already decoded.
+
+    Each comes with the depths in bits that were guessed of its grey images.
+    """
     wanted = {"checksum": checksum, "shape": list(shape), "batch": BATCH}
     if (draft / LISTING).is_file() and json.loads((draft / LISTING).read_text()) == wanted:
-        return {int(line) for line in (draft / DONE).read_text().splitlines()}
+        notes = (map(int, line.split()) for line in (draft / DONE).read_text().splitlines())
+        return {number: set(depths) for number, *depths in notes}
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     with open(draft / IMAGES, "wb") as file:
@@ -145,20 +150,24 @@ def _open_draft(draft: Path, checksum: str, shape: tuple[int, ...]) -> set[int]:
         file.truncate(file.tell() + math.prod(shape))
     (draft / DONE).touch()
     write_text(draft / LISTING, json.dumps(wanted))
-    return set()
+    return {}
 
 
 def _decode_all(
-    records: list[Record], draft: Path, done: set[int], config: DataConfig, workers: int, progress: bool
-) -> dict[int, str]:
-    """Decode the batches that are not done yet; returns the rows that cannot be read, with the reason.
+    records: list[Record], draft: Path, done: dict[int, set[int]], config: DataConfig, workers: int, progress: bool
+) -> tuple[dict[int, str], set[int]]:
+    """Decode the batches that are not done yet.
 
     Images are written with plain writes: those fail with an error on a full disk, where a memory map would
     kill the process.
+
+    Returns:
+        the rows that cannot be read, with the reason, and all depths in bits that were guessed of grey images
     """
     todo = [number for number in range(math.ceil(len(records) / BATCH)) if number not in done]
     header = (draft / IMAGES).stat().st_size - len(records) * CHANNELS * _size(config) ** 2
     unreadable: dict[int, str] = {}
+    depths = set[int]().union(*done.values())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Progress(*columns, disable=not progress) as bar,
@@ -170,44 +179,63 @@ def _decode_all(
         task = bar.add_task(config.name, total=len(records), completed=min(len(done) * BATCH, len(records)))
         batches = (records[number * BATCH : (number + 1) * BATCH] for number in todo)
         decoded = pool.map(lambda batch: _decode_batch(batch, archives, config), batches)
-        for number, (images, failed) in zip(todo, decoded):
+        for number, (images, failed, guessed) in zip(todo, decoded):
             packed.seek(header + number * BATCH * images[0].size)
             packed.write(images.tobytes())
             packed.flush()
             unreadable |= {number * BATCH + row: reason for row, reason in failed.items()}
+            depths |= guessed
             if not failed:  # a batch with a broken image is read again next time: it may be mended by then
-                notes.write(f"{number}\n")
+                notes.write(" ".join(map(str, (number, *sorted(guessed)))) + "\n")
                 notes.flush()
             bar.advance(task, len(images))
-    return unreadable
+    return unreadable, depths
 
 
-def _decode_batch(batch: list[Record], archives: Archives, config: DataConfig) -> tuple[np.ndarray, dict[int, str]]:
-    """Images (b, C, size, size) of a batch, and why some of them could not be read."""
+def _decode_batch(
+    batch: list[Record], archives: Archives, config: DataConfig
+) -> tuple[np.ndarray, dict[int, str], set[int]]:
+    """Images (b, C, size, size) of a batch, why some could not be read, and the depths guessed of grey ones."""
     size = _size(config)
     images = np.zeros((len(batch), CHANNELS, size, size), dtype=np.uint8)
     failed = {}
+    guessed = set()
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
-            images[row] = decode(archives.read(record.location), size, config.crop)
+            content = archives.read(record.location)
+            images[row] = decode(content, size, config.crop)
+            guessed.add(guessed_bits(content))
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"
     if config.colour_constancy:
         from equipoise.data.augment import shades_of_grey
 
         images = shades_of_grey(torch.from_numpy(images), power=6).numpy()
-    return images, failed
+    return images, failed, {bits for bits in guessed if bits is not None}
 
 
-def store_index(listing: Listing, records: list[Record], unreadable: dict[int, str]) -> StoreIndex:
-    """The index of a store whose row i holds `records[i]`, without those that could not be read."""
+def store_index(
+    listing: Listing, records: list[Record], unreadable: dict[int, str], depths: Collection[int] = ()
+) -> StoreIndex:
+    """The index of a store whose row i holds `records[i]`, without those that could not be read.
+
+    Args:
+        depths: in bits, as `equipoise.data.raw.guessed_bits` found them
+    """
     rows = [row for row in range(len(records)) if row not in unreadable]
     kept = [records[row] for row in rows]
-    facts = dict(listing.facts)
-    if len(kept) < len(listing.records):
-        left_out = f"{len(listing.records) - len(kept)} missing or unreadable images were left out"
-        facts["warnings"] = [*facts.get("warnings", ()), left_out]
+    warnings = list(listing.facts.get("warnings", ()))
+    names = {record.name for record in kept}
+    left_out = [record.name for record in listing.records if record.name not in names]
+    if left_out:
+        warnings.append(f"{len(left_out)} missing or unreadable images were left out: {first_few(left_out)}")
+    if len(depths) > 1:
+        found = ", ".join(map(str, sorted(depths)))
+        warnings.append(
+            f"the brightest pixels of grey images speak for different depths ({found} bits), and each image is scaled "
+            "by its own; if all were taken with one depth, dark ones become too bright: save them with 8 bits"
+        )
     return StoreIndex(
         source=listing.source,
         classes=listing.classes,
@@ -220,7 +248,7 @@ def store_index(listing: Listing, records: list[Record], unreadable: dict[int, s
         rows=np.array(rows, dtype=np.int64),
         ratios=listing.ratios,
         cohorts=listing.cohorts,
-        facts=facts,
+        facts={**listing.facts, "warnings": warnings, "left_out": left_out},
         checksum=listing.checksum(),
     )
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.errors import UserError
 
@@ -106,7 +107,7 @@ def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centr
     with _opened(content) as image:
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
-        picture = to_rgb(ImageOps.exif_transpose(image))
+        picture = to_rgb(ImageOps.exif_transpose(image), _told_bits(image))
     if crop == "centre":
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
@@ -122,21 +123,58 @@ def _opened(content: bytes) -> Image.Image:
         raise ValueError("no image in a known format") from None
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any kind of image as 8-bit RGB: grey, palette, CMYK, 16-bit, float; transparency becomes white."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
+def guessed_bits(content: bytes) -> int | None:
+    """The depth that `decode` takes a grey image to have by its brightest pixel, for want of anything better.
+
+    None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
+    """
+    with _opened(content) as image:
+        return _fitting_bits(np.asarray(image)) if _is_deep(image) and _told_bits(image) is None else None
+
+
+def to_rgb(image: Image.Image, bits: int | None = None) -> Image.Image:
+    """Any kind of image as 8-bit RGB: grey, palette, CMYK, 16-bit, float; transparency becomes white.
+
+    Args:
+        bits: depth of a grey image of more than 8 bits, if known
+    """
+    if _is_deep(image):
+        return Image.fromarray(_to_8_bits(np.asarray(image), bits)).convert("RGB")
     if image.has_transparency_data:
         coloured = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), coloured).convert("RGB")
     return image.convert("RGB")
 
 
-def _to_8_bits(values: np.ndarray) -> np.ndarray:
+def _is_deep(image: Image.Image) -> bool:
+    """Whether an image is grey with more than 8 bits, whole numbers or not."""
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _told_bits(image: Image.Image) -> int | None:
+    """The depth that the file itself tells; one that says 16 bits may hold fewer, as many scanners' do."""
+    if image.format == "PPM" and image.mode == "I":  # its header has the largest value; Pillow makes that 65535
+        return 16
+    if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE) == (12,):
+        return 12
+    return None
+
+
+def _fitting_bits(values: np.ndarray) -> int | None:
+    """8, 12 or 16 bits, whichever hold the brightest of some whole numbers; None for other pixels."""
+    if values.min() < 0 or (values != np.round(values)).any():
+        return None
+    return next((bits for bits in (8, 12, 16) if values.max() < 2**bits), None)
+
+
+def _to_8_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
     """Grey values of more than 8 bits, scaled to 0..255.
 
-    Integers are taken as 8, 12 or 16 bits deep, whichever holds the brightest pixel, so that brightness stays
-    comparable between images; anything else is stretched from its own darkest to its own brightest pixel.
+    Whole numbers are scaled by their depth, so that brightness stays comparable between images. The depth is the
+    one that the file tells, else 8, 12 or 16 bits, whichever hold the brightest pixel: 12-bit scanners write files
+    of 16 bits. This is a guess for each image alone, so that an image means the same to a model that learns from it
+    and to one that is shown it later; `prepare` warns where guesses differ within a source. Anything else is
+    stretched from its own darkest to its own brightest pixel.
 
     Raises:
         ValueError: for pixels that are NaN or infinite
@@ -144,9 +182,6 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
     values = values.astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
-    low, high = float(values.min()), float(values.max())
-    integral = low >= 0 and bool((values == np.round(values)).all())
-    depth = next((top for top in (255, 4095, 65535) if integral and high <= top), None)
-    if depth is not None:
-        low, high = 0.0, float(depth)
+    bits = bits or _fitting_bits(values)
+    low, high = (0.0, 2.0**bits - 1) if bits else (float(values.min()), float(values.max()))
     return np.round((values - low) / max(high - low, 1e-12) * 255).astype(np.uint8)

@@ -36,10 +36,12 @@ def _say(text: str) -> None:
 
 
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
-    from equipoise.runs import make_config
+    from equipoise.runs import make_config, refuse_idle_options
 
-    given = {name: _given(value) if isinstance(value, dict) else value for name, value in top.items()}
-    return make_config(source, settings or [], **given)
+    given: dict[str, Any] = {name: _given(value) if isinstance(value, dict) else value for name, value in top.items()}
+    config = make_config(source, settings or [], **given)
+    refuse_idle_options(settings or [], config.method)
+    return config
 
 
 def _named(config: Any) -> Any:

@@ -154,10 +154,12 @@ class Run:
                 yield from self._converse(self.server.start(self.sites), len(self.sites))
                 break
             except RoundFailed as failure:
+                self.server.state.check()
                 self.server.state.restore(before, self.setting.device)
                 self._tell("warning", text=f"the start is repeated: {failure}")
         else:
             raise UserError(self._gave_up("the start"))
+        self.server.state.check()
         self.engine.commit()
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
@@ -203,10 +205,12 @@ class Run:
                 yield from self._converse(conversation, self.config.train.min_sites)
                 break
             except RoundFailed as failure:
+                self.server.state.check()
                 self.server.state.restore(before, self.setting.device)
                 self._tell("warning", text=f"round {number} is repeated: {failure}")
         else:
             raise UserError(self._gave_up(f"round {number}"))
+        self.server.state.check()
         self.engine.commit()
         self._tell(
             "round",

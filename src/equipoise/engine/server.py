@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.engine.protocol import Conversation, PerSite, Value, flatten, unflatten
 from equipoise.engine.setting import Setting
@@ -18,8 +19,12 @@ class State:
     Values are replaced, never changed in place: a snapshot is then a cheap copy of the names.
     """
 
+    values: dict[str, Value]
+    _versions: dict[str, list[int]]
+
     def __init__(self) -> None:
         object.__setattr__(self, "values", {})
+        object.__setattr__(self, "_versions", {})
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -28,7 +33,11 @@ class State:
             raise AttributeError(f"the server's state has no '{name}'") from None
 
     def __setattr__(self, name: str, value: Value) -> None:
+        if not isinstance(value, Tensor | Mapping | Sequence | int | float | None):
+            kind = type(value).__name__
+            raise TypeError(f"state.{name} is of type {kind}: a state holds tensors, dicts of tensors and plain values")
         self.values[name] = value
+        self._versions[name] = _versions(value)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -37,11 +46,24 @@ class State:
         """The state as it is now."""
         return dict(self.values)
 
+    def check(self) -> None:
+        """Refuse a state of which a tensor was changed in place since it was set: snapshots have changed with it."""
+        for name, value in self.values.items():
+            if _versions(value) != self._versions[name]:
+                raise TypeError(f"the server changed state.{name} in place; give it a new value instead")
+
     def restore(self, snapshot: Mapping[str, Value], device: torch.device | str = "cpu") -> None:
         """Go back to a snapshot (or a payload read from disk)."""
         tensors, plain = flatten(snapshot)
         moved = unflatten({name: tensor.to(device) for name, tensor in tensors.items()}, plain)
-        object.__setattr__(self, "values", dict(moved))
+        object.__setattr__(self, "values", {})
+        for name, value in moved.items():
+            setattr(self, name, value)
+
+
+def _versions(value: Value) -> list[int]:
+    """How often each tensor of a value has been changed in place."""
+    return [tensor._version for tensor in flatten({"": value})[0].values()]
 
 
 class Server:

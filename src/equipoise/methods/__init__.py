@@ -6,8 +6,9 @@ import dataclasses
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from equipoise.config import Table
 from equipoise.engine.contract import Method
@@ -33,6 +34,8 @@ def get_method(name: str) -> Method:
     if name not in method_names():
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    if not hasattr(module, "METHOD"):
+        raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
     return dataclasses.replace(module.METHOD, extend=with_npr)
 
 
@@ -45,3 +48,8 @@ def option_tables(keys: Iterable[str]) -> dict[str, type[Table]]:
     """The option tables among the keys of a config: those named like a method that has options."""
     named = {key: get_method(key) for key in set(keys) & set(method_names())}
     return {key: method.options for key, method in named.items() if not method.table}
+
+
+def all_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a method, with defaults where none are given; those that are None are left out."""
+    return get_method(name).options.model_validate(given).model_dump(mode="json", exclude_none=True)

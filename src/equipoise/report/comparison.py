@@ -28,14 +28,6 @@ MOST_SITES = 8
 MOST_CLASSES = 12
 
 
-def run_labels(runs: Sequence[RunRecord]) -> list[str]:
-    """A short name per run, all different: the method, else the run's name, else both with a number."""
-    for labels in ([run.start.method for run in runs], [run.start.run for run in runs]):
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{run.start.run} ({number})" for number, run in enumerate(runs, start=1)]
-
-
 def same_federation(runs: Sequence[RunRecord]) -> bool:
     """True when every run trained on the same sites with the same counts."""
     first = runs[0].start

@@ -26,6 +26,7 @@ from equipoise.report.tables import (
     best_values,
     headline,
     percent,
+    run_labels,
     selection_note,
     site_rows,
     to_csv,
@@ -127,7 +128,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 def render(runs: Sequence[RunRecord]) -> str:
     """The HTML text of a report."""
     rows = headline(runs)
-    labels = comparison.run_labels(runs)
+    labels = run_labels(runs)
     shared = len(runs) > 1 and comparison.same_federation(runs)
     with style():
         compared = _compare(runs, labels, shared) if len(runs) > 1 else None

@@ -42,10 +42,12 @@ class HeadlineRow:
     """One line of a results table; `values` holds fractions by column key, None where not measured.
 
     `site` is the site or cohort that was scored; in a mean, the one site that it is the mean of, if only one was.
+    `label` tells the run from others in the table in the fewest words.
     """
 
     run: str
     method: str
+    label: str
     part: str
     rule: str
     round: int | None
@@ -68,21 +70,31 @@ class HeadlineRow:
         return (self.part, self.scope, None if self.scope == "mean" else self.site)
 
 
+def run_labels(runs: Sequence[RunRecord], methods: bool = True) -> list[str]:
+    """A short name per run, all different: the method (if `methods` will do), the run's name, its folder's, or its name
+    with a number."""
+    kinds = [[run.start.run for run in runs], [run.folder.name for run in runs]]
+    for labels in [[run.start.method for run in runs], *kinds] if methods else kinds:
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{run.start.run} ({number})" for number, run in enumerate(runs, start=1)]
+
+
 def headline(runs: Sequence[RunRecord]) -> list[HeadlineRow]:
     """Per run, view and scope (mean over sites, pooled, cohorts) one row; a lone site has no pooled row."""
     rows = []
-    for run in runs:
+    for run, name, label in zip(runs, run_labels(runs, methods=False), run_labels(runs)):
         for result in sorted(run.results, key=lambda result: result.view):
             redundant = result.scope == "pooled" and len(_site_results(run, result.view)) == 1
             if result.scope != "site" and not redundant:
-                rows.append(_row(run, result))
+                rows.append(_row(run, result, name, label))
     return rows
 
 
 def site_rows(run: RunRecord) -> list[HeadlineRow]:
     """One row per view and site or cohort."""
     results = sorted(run.results, key=lambda result: result.view)
-    return [_row(run, result) for result in results if result.site is not None]
+    return [_row(run, result, run.start.run, run.start.method) for result in results if result.site is not None]
 
 
 def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float]:
@@ -99,7 +111,7 @@ def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float
     return best
 
 
-def _row(run: RunRecord, result: Result) -> HeadlineRow:
+def _row(run: RunRecord, result: Result, name: str, label: str) -> HeadlineRow:
     values = {column.key: result.metrics.get(column.key) for column in SITE_COLUMNS}
     site, worst = result.site, None
     scored = _site_results(run, result.view)
@@ -109,8 +121,9 @@ def _row(run: RunRecord, result: Result) -> HeadlineRow:
         worst, values["worst_site"] = _worst_site(scored)
         values["spread"] = result.extra.get("spread")
     return HeadlineRow(
-        run=run.start.run,
+        run=name,
         method=run.start.method,
+        label=label,
         part=result.part,
         rule=result.rule,
         round=result.round,

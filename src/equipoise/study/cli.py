@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equipoise.errors import UserError
 from equipoise.report.tables import METRIC_TITLES
-from equipoise.study.config import cell_config, grid, load_study, study_names
+from equipoise.study.config import cell_config, check_different, grid, load_study, study_names
 from equipoise.study.progress import GridProgress
 from equipoise.study.report import write_study
 from equipoise.study.results import RowResult, StudyResults, collect
@@ -72,9 +72,14 @@ def _numbers(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text!r}: expected numbers, for example 1,2,3") from None
+    try:
+        check_different(numbers, "--seeds")
+    except ValueError as problem:
+        raise UserError(str(problem)) from None
+    return numbers
 
 
 def list_studies() -> None:

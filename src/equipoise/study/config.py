@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.config import Config, Table, parse_toml, validated
 from equipoise.errors import UserError
-from equipoise.methods import get_method, method_names
+from equipoise.methods import all_options, get_method, method_names
 from equipoise.runs import make_config
 
 Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
@@ -53,6 +53,17 @@ class DataSet(Table):
     settings: dict[str, Any] = Field({}, description="config tables over those of the study")
 
 
+def check_different(seeds: Sequence[int], what: str) -> None:
+    """Refuse a seed that is named twice: its run would be one and the same.
+
+    Raises:
+        ValueError: naming it
+    """
+    twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
+    if twice:
+        raise ValueError(f"{what}: {', '.join(map(str, twice))} is named twice")
+
+
 class StudyConfig(Table):
     """A whole study."""
 
@@ -88,6 +99,13 @@ class StudyConfig(Table):
         if twice:
             raise ValueError(f"two rows are called {', '.join(twice)}")
         return rows
+
+    @model_validator(mode="after")
+    def _different_seeds(self) -> StudyConfig:
+        planned = {"the study": self.seeds} | {row.name: (*(row.seeds or ()), *row.later) for row in self.rows}
+        for name, seeds in planned.items():
+            check_different(seeds, f"seeds of {name}")
+        return self
 
     @model_validator(mode="after")
     def _complete(self) -> StudyConfig:
@@ -212,7 +230,9 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
         over.append("evaluation.view=global")  # the model that is reported is the one that is selected
     if (cell.row.view or study.scope) == "trained":
         over.append(f"evaluation.{'trained_test' if study.part == 'test' else 'trained'}=true")
-    return make_config(study.preset, [*over, *settings], method=cell.row.method, seed=cell.seed, name=cell.folder.name)
+    where = f"study {study.name}, row {cell.row.name}" + (" with what the command line sets" if settings else "")
+    top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
+    return make_config(study.preset, [*over, *settings], where, **top)
 
 
 def as_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -229,15 +249,18 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
 
     What the config left to the data (the net's name), and where a run is computed and stored, do not count; the
-    precision does. A setting that the run's version did not know yet was at its default.
+    precision does. A setting that the run's version did not know yet, or an option that it did not write down, was at
+    its default.
     """
     usual, wanted = (_flat(config.model_dump(mode="json")) for config in (Config(), planned))
-    found = usual | _flat(dict(recorded))
+    defaults = {"methods": {planned.method: all_options(planned.method, {})}}
+    found = usual | _flat(defaults) | _flat(dict(recorded))
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
-    return {key: (found.get(key), wanted.get(key)) for key in keys if found.get(key) != wanted.get(key)}
+    differing = [key for key in keys if found.get(key) != wanted.get(key)]
+    return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,9 @@ It has TITLE (one line), SIZE (default pixels), PARTITION (how its training imag
 import csv
 import hashlib
 import importlib
+import io
 import pkgutil
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from equipoise.data.raw import Location, walk_images
 from equipoise.errors import UserError
 
 USER_SOURCES = ("folder", "manifest")
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,9 @@ class Listing:
         return [record.name for record in self.records if record.location is None]
 
     def checksum(self) -> str:
-        """Changes when an image, or what is said about one, changes."""
-        digest = hashlib.sha256(repr((self.source, self.classes, self.ratios, self.cohorts)).encode())
+        """Changes when an image, what is said about one, or a warning about them changes."""
+        general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
+        digest = hashlib.sha256(repr(general).encode())
         for r in self.records:
             stamp = r.location.stamp if r.location else ""
             digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp)).encode())
@@ -120,20 +124,17 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return list(numbered_rows(path, columns).values())
 
 
-def numbered_rows(path: Path, columns: Sequence[str]) -> dict[int, dict[str, str]]:
-    """The rows of `read_csv` by the number of their line, counting blank lines and the header."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+def numbered_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[int, dict[str, str]]:
+    """The rows of `read_csv` by the number of their line, counting blank lines and the header.
+
+    Args:
+        optional: columns that may be there; like `columns`, they must not be there under a similar name
+    """
+    lines = _csv_lines(path)
     if not lines:
         raise UserError(f"{path} is empty; its first line should name the columns {', '.join(columns)}")
     header = lines[0][1]
-    absent = [column for column in columns if column not in header]
-    if absent:
-        raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(header)}")
+    _check_header(path, header, columns, optional)
     for number, values in lines[1:]:
         if any(values[len(header) :]):
             raise UserError(
@@ -141,6 +142,57 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> dict[int, dict[str, str
                 "belongs in double quotes"
             )
     return {number: dict(zip_longest(header, values[: len(header)], fillvalue="")) for number, values in lines[1:]}
+
+
+def _csv_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """The values of every line that is not blank, with the number of the line."""
+    try:
+        reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        return [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
+    except UnicodeDecodeError as problem:
+        line = problem.object[: problem.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: the text is not UTF-8; save the file in that encoding") from None
+    except (OSError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _check_header(path: Path, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> None:
+    """Refuse a header without one of `columns`, or with a column that is there twice or under a similar name."""
+    for column in (*columns, *optional):
+        similar = [title for title in header if title != column and folded(title) == column]
+        if similar:
+            raise UserError(f"{path}: the column {similar[0]!r} should be called {column!r}")
+        if header.count(column) > 1:
+            raise UserError(f"{path} has more than one column {column}")
+    absent = [column for column in columns if column not in header]
+    if absent:
+        marks = [word for mark, word in SEPARATORS.items() if any(mark in title for title in header)]
+        hint = f"; it seems to separate values by {marks[0]}: save it with commas" if marks else ""
+        raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(header)}{hint}")
+
+
+def folded(name: str) -> str:
+    """A name without what is easily mistyped: case, spaces around and between its words, its form of Unicode."""
+    return " ".join(unicodedata.normalize("NFC", name.casefold()).split())
+
+
+def refuse_similar(root: Path, what: str, places: Mapping[str, str]) -> None:
+    """Refuse names that are alike but for what `folded` takes away: one of them is most likely mistyped.
+
+    Args:
+        what: what the names are of, such as "classes"
+        places: where each name comes first, such as "line 3"
+    """
+    seen: dict[str, str] = {}
+    for name, place in places.items():
+        other = seen.setdefault(folded(name), name)
+        if other != name:
+            alike = unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)
+            show = ascii if alike else repr  # on a screen, two forms of Unicode look the same
+            raise UserError(
+                f"{root} has {what} that differ only in case, spaces or form of Unicode: {show(other)} "
+                f"({places[other]}) and {show(name)} ({place}); write them alike"
+            )
 
 
 def find_file(root: Path, *names: str) -> Path:

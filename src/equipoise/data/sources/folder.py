@@ -4,7 +4,7 @@ from pathlib import Path
 
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import SUFFIXES, walk_images
-from equipoise.data.sources import Listing, Record
+from equipoise.data.sources import Listing, Record, first_few, refuse_similar
 from equipoise.errors import UserError
 
 TITLE = "your images, one folder per class (folder:DIR)"
@@ -23,11 +23,15 @@ def listing(config: DataConfig, root: Path) -> Listing:
         raise UserError(f"{root} has folders that data.classes does not name: {', '.join(unknown)}")
     if len(classes) < 2:
         raise UserError(f"{root} needs one folder per class, for two classes or more; it has {len(folders)}")
-    records = []
+    records, places = [], dict[str, str]()
     for name in folders:
         for location in walk_images(root / name):
             identifier = "!".join(filter(None, (location.file.relative_to(root).as_posix(), location.member)))
             records.append(Record(identifier, location, classes.index(name), root.name, identifier))
+            places.setdefault(name, identifier)
     if not records:
         raise UserError(f"{root} has no images in its folders; known are {', '.join(sorted(SUFFIXES))}")
-    return Listing(config.name, classes, tuple(records))
+    refuse_similar(root, "classes", places)
+    spaced = [repr(name) for name in (root.name, *folders) if name != name.strip()]
+    warnings = [f"names of folders keep the spaces around them: {first_few(spaced)}"] if spaced else []
+    return Listing(config.name, classes, tuple(records), facts={"warnings": warnings})

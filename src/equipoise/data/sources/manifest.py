@@ -4,13 +4,14 @@ from pathlib import Path
 
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, locate
-from equipoise.data.sources import Listing, Record, first_few, numbered_rows
+from equipoise.data.sources import Listing, Record, first_few, numbered_rows, refuse_similar
 from equipoise.errors import UserError
 
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
 SIZE = 128
 PARTITION = "source"
 
+OPTIONAL = ("site", "split", "group")
 PARTS = {
     "train": "train", "training": "train",
     "valid": "valid", "val": "valid", "validation": "valid",
@@ -20,7 +21,7 @@ PARTS = {
 
 def listing(config: DataConfig, root: Path) -> Listing:
     """The images that the file `root` lists, in its order; relative paths start at the file's folder."""
-    numbered = numbered_rows(root, ("path", "label"))
+    numbered = numbered_rows(root, ("path", "label"), OPTIONAL)
     if not numbered:
         raise UserError(f"{root} lists no images")
     _check_rows(numbered, root)
@@ -43,18 +44,34 @@ def listing(config: DataConfig, root: Path) -> Listing:
         )
         for row in rows
     )
-    return Listing(config.name, classes, records)
+    return Listing(config.name, classes, records, facts={"warnings": _unused_columns(list(rows[0]))})
 
 
 def _check_rows(rows: dict[int, dict[str, str]], root: Path) -> None:
-    """Name the first line that cannot be used."""
-    given = any(row.get("split") for row in rows.values())
+    """Name the first line that cannot be used, or the first two whose labels or sites are suspiciously alike."""
+    given, placed = (any(row.get(column) for row in rows.values()) for column in ("split", "site"))
     for line, row in rows.items():
         if not row["path"] or not row["label"]:
             raise UserError(f"{root}, line {line}: path or label is empty")
+        if placed and not row.get("site"):
+            raise UserError(f"{root}, line {line}: site is empty, though other lines name theirs")
         split = row.get("split", "").lower()
         if given and split not in PARTS:
             raise UserError(f"{root}, line {line}: unknown split {split!r}; use train, valid or test")
+    for column, what in (("label", "classes"), ("site", "sites")):
+        places: dict[str, str] = {}
+        for line, row in rows.items():
+            places.setdefault(row.get(column, ""), f"line {line}")
+        refuse_similar(root, what, places)
+
+
+def _unused_columns(header: list[str]) -> list[str]:
+    """A warning where columns have no meaning here: one may be meant for another."""
+    unused = [title for title in header if title and title not in ("path", "label", *OPTIONAL)]
+    if not unused:
+        return []
+    sites = "" if "site" in header else "; without a column site, all images are one site"
+    return [f"columns of the manifest that are not used: {first_few(unused)}{sites}"]
 
 
 def _find(path: Path) -> Location | None:

@@ -24,6 +24,7 @@ VERSION = 1  # part of a store's name: raise it when the same config would give 
 RATIOS = (0.7, 0.15, 0.15)
 COHORT = "unseen"
 COHORT_SHIFT = 1.5
+MOST_GIGABYTES = 16  # images are drawn in memory
 
 
 def build(config: PhantomConfig, root: Path) -> Store:
@@ -34,6 +35,12 @@ def build(config: PhantomConfig, root: Path) -> Store:
         return store
     if config.images < config.sites:
         raise UserError(f"a phantom of {config.images} images cannot fill {config.sites} sites")
+    gigabytes = (config.images + config.cohort) * 3 * config.size**2 / 1e9
+    if gigabytes > MOST_GIGABYTES:
+        raise UserError(
+            f"a phantom of {config.images + config.cohort} images of {config.size} pixels takes {gigabytes:.0f} GB of "
+            f"memory, more than {MOST_GIGABYTES}; set data.phantom.images, cohort or size lower"
+        )
     with claimed(store.folder):
         if not store.exists():
             _write(config, store.folder, digest)
