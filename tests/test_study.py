@@ -456,6 +456,18 @@ def test_a_study_may_report_models_as_they_are_right_after_local_training(tmp_pa
     assert all(cell_config(study, cell).evaluation.trained_test for cell in grid(study, tmp_path))
 
 
+def test_times_of_runs_that_shared_a_device_compare_no_methods(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    for cell in grid(study, tmp_path, only=["prr"]):
+        (cell.folder / "study.json").write_text('{"together": 4}')
+    results = collect(study, tmp_path)
+    rows = {row["method"]: row["cost"] for row in summary(results)["rows"]}
+    assert rows["prr"]["relative_seconds"] is None and rows["local"]["relative_seconds"] == 1.0
+    assert rows["prr"]["relative_traffic"] == 1.0 and rows["prr"]["seconds_per_round"] == 2.0
+    told = "Up to 4 runs shared the device and waited for each other: times compare no methods."
+    assert all(told in text for text in (render(results), to_markdown(results), to_latex(results)))
+
+
 def test_a_row_may_name_the_models_that_it_reports(tmp_path):
     study = made_up_study()
     changed = [row.model_copy(update={"view": "global"}) if row.name == "prr" else row for row in study.rows]

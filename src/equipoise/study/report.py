@@ -27,6 +27,7 @@ from equipoise.study.tables import (
     cost_cells,
     notes,
     number,
+    shared_times,
     shown_columns,
     summary,
     to_csv,
@@ -153,11 +154,9 @@ def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, 
         tables.append({"caption": f"{METRIC_TITLES[primary]} by site.", "columns": sites, "rows": lines})
     for cohort in dict.fromkeys(cohort for row in rows for cohort in row.places("cohort")):
         tables.append(_cohort(results, rows, cohort))
-    shared = max(row.together for row in rows)
-    sharing = f" Up to {shared} runs shared the device: their times are longer than alone." if shared > 1 else ""
     text = "Cost: the net, traffic of a site, and clock time; relative to fedavg in the last columns."
     lines = [(row.row.name, cost_cells(results, row)) for row in rows]
-    return [*tables, {"caption": text + sharing, "columns": COST_TITLES, "rows": lines}]
+    return [*tables, {"caption": " ".join([text, *shared_times(rows)]), "columns": COST_TITLES, "rows": lines}]
 
 
 def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> dict[str, Any]:
@@ -208,7 +207,9 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
             "Above zero, communication made models worse.",
         ),
         picture(
-            f"{prefix}-cost", figures.cost(results, rows), "Time and traffic by method, means over rounds and sites."
+            f"{prefix}-cost",
+            figures.cost(results, rows),
+            " ".join(["Time and traffic by method, means over rounds and sites.", *shared_times(rows)]),
         ),
         picture(
             f"{prefix}-federation",

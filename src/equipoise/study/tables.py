@@ -78,7 +78,10 @@ def _plain(spreads: Spreads) -> dict[str, Any]:
 
 
 def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
-    """Size, operations, traffic and time of a row, and the last two relative to the row `fedavg`, if there is one."""
+    """Size, operations, traffic and time of a row, and the last two relative to the row `fedavg`, if there is one.
+
+    Runs that share a device wait for each other: their times do not compare methods.
+    """
     base = next((r for r in results.of(row.data) if r.row.name == "fedavg" and r.runs), None)
     sent, received = row.traffic("sent"), row.traffic("received")
     net = row.runs[0].cost
@@ -91,7 +94,7 @@ def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
         "seconds_per_round": row.seconds.mean if row.seconds else None,
         "seconds": row.duration.mean if row.duration else None,
         "together": row.together,
-        "relative_seconds": _ratio(row.seconds, base.seconds) if base else None,
+        "relative_seconds": _ratio(row.seconds, base.seconds) if base and base.together == row.together == 1 else None,
         "relative_traffic": _relative_traffic(row, base) if base else None,
     }
 
@@ -135,9 +138,7 @@ def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) 
         found.append(f"Mean ± sample standard deviation over {seeds} seeds.")
     elif counts:
         found.append("One seed.")
-    shared = max((row.together for row in rows), default=1)
-    if shared > 1:
-        found.append(f"Times: up to {shared} runs shared the device.")
+    found += shared_times(rows)
     found += [_tests_note(results, data) for data in {row.data: None for row in rows} if results.comparisons[data]]
     if any(row.row.paper for row in rows) and study.paper:
         found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
@@ -146,6 +147,14 @@ def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) 
         found += [f"Differs from the study file: {text}." for text in results.deviations]
     found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
     return found
+
+
+def shared_times(rows: Sequence[RowResult]) -> list[str]:
+    """What to know about the times of runs that shared a device; nothing where none did."""
+    shared = max((row.together for row in rows), default=1)
+    if shared == 1:
+        return []
+    return [f"Up to {shared} runs shared the device and waited for each other: times compare no methods."]
 
 
 def _tests_note(results: StudyResults, data: str) -> str:
