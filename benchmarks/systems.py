@@ -3,7 +3,8 @@
     python benchmarks/systems.py [--only prr] [--device cuda] [--out results/benchmarks]
 
 Sites, images, pixels, batches, epochs and nets are the papers' (PBC at 64 pixels); the first round, which captures, is
-not counted. FedBM trains its generator in every fifth round: a fifth of that counts.
+not counted. FedBM trains its generator in every fifth round: a fifth of that counts. `input_s` is what it takes to read
+and augment all images of a round when nothing is trained.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import argparse
 import json
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.data.augment import build_augmentation
+from equipoise.data.federation import Federation
+from equipoise.engine import training
 from equipoise.engine.base import Engine
-from equipoise.engine.contract import Server, Setting
+from equipoise.engine.contract import Client, Server, Setting
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.protocol import Conversation
+from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
 from equipoise.runs import make_config
 from gpu import DERMOSCOPY, HAM10000, Federated, finish, synchronise
@@ -114,6 +120,7 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
         server = method.server(setting)
         converse(engine, server.start(sites))
         first, usual, rare = (time_round(engine, server, number, chosen) for number in system.rounds)
+        inputs = input_seconds(setting, method.client_class(config), federation, chosen)
     extra = (rare.server - usual.server) / system.every if system.every > 1 else 0.0
     whole, at_server = usual.whole + extra, usual.server + extra
     return {
@@ -122,7 +129,28 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
         "round_s": whole,
         "server_s": at_server,
         "server_share": at_server / whole,
+        "input_s": inputs,
+        "input_share": inputs / whole,
     }
+
+
+def input_seconds(setting: Setting, client_class: type[Client], federation: Federation, chosen: Sequence[str]) -> float:
+    """Seconds in which the images of these sites are read and augmented, site by site, for all epochs of a round."""
+    client = client_class(setting)
+    augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
+    sites = [site for site in federation.sites if site.name in chosen]
+    parts = [SiteData(site, setting.num_classes, setting.device)["train"] for site in sites]
+
+    def make(epochs: int) -> None:
+        for part in parts:
+            for epoch in range(epochs):
+                deque(training._epoch(client, part, augmentation, epoch), maxlen=0)
+        synchronise()
+
+    make(1)
+    began = time.perf_counter()
+    make(setting.config.train.epochs)
+    return time.perf_counter() - began
 
 
 def converse(engine: Engine, start: Conversation) -> None:
