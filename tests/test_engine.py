@@ -12,6 +12,7 @@ from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Client, Method
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
+from equipoise.engine.server import State
 from equipoise.engine.site import Request
 from equipoise.engine.training import cut
 from equipoise.errors import UserError
@@ -203,13 +204,22 @@ def test_a_server_that_changes_its_state_in_place_is_refused(tmp_path, client, l
         run_tiny(tmp_path, variant(client, CountsInPlace), f"train.min_sites={least}")
 
 
+def test_a_state_whose_dict_gets_another_tensor_is_refused():
+    state = State()
+    state.model = {"weight": torch.zeros(2)}
+    state.check()
+    state.model["weight"] = torch.ones(2)
+    with pytest.raises(TypeError, match=r"changed state\.model in place"):
+        state.check()
+
+
 def test_a_state_that_cannot_be_saved_is_refused(tmp_path):
     class HoldsAnOptimiser(FedAvgServer):
         def setup(self) -> None:
             super().setup()
             self.state.optimiser = torch.optim.Adam([torch.zeros(1)])
 
-    with pytest.raises(TypeError, match=r"state\.optimiser is of type Adam: a state holds tensors"):
+    with pytest.raises(TypeError, match="'optimiser' is a Adam; only tensors and plain values"):
         run_tiny(tmp_path, variant(FedAvgClient, HoldsAnOptimiser))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -474,6 +475,12 @@ def test_an_absurd_description_is_refused(tmp_path, lie):
         read_description("site 1", {**told, **lie})
     with pytest.raises(UserError, match="site 1"):
         read_description("site 1", None)
+
+
+def test_a_long_warning_of_a_site_is_cut_not_refused(tmp_path):
+    talkative = dataclasses.replace(Hospitals(tmp_path).federation, warnings=("column " * 100,))
+    told = read_description("site 1", describe("site 1", talkative))
+    assert told["warnings"][0].endswith("column ...")
 
 
 def test_a_class_is_missing_only_if_no_site_has_it(tmp_path):

@@ -336,6 +336,18 @@ def test_class_folders_of_nearly_one_name_are_refused_with_a_file_of_each(tmp_pa
         load_federation(DataConfig(name=f"folder:{root}", store=tmp_path / "stores", size=8), 0)
 
 
+def test_classes_that_the_config_lists_may_be_of_nearly_one_name(tmp_path):
+    root = image_files(tmp_path / "letters", {"A": 9, "a": 9})
+    config = DataConfig(name=f"folder:{root}", classes=("A", "a"), store=tmp_path / "stores", size=8)
+    assert load_federation(config, 0).classes == ("A", "a")
+
+
+def test_the_site_of_a_folder_is_named_whatever_way_leads_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(image_files(tmp_path / "clinic", {"a": 9, "b": 9}) / "a")
+    federation = load_federation(DataConfig(name="folder:..", store=tmp_path / "stores", size=8), 0)
+    assert [site.name for site in federation.sites] == ["clinic"]
+
+
 def test_a_class_folder_keeps_the_spaces_of_its_name_with_a_warning(tmp_path):
     root = image_files(tmp_path / "mine", {"melanoma ": 9, "nevus": 9})
     federation = load_federation(DataConfig(name=f"folder:{root}", store=tmp_path / "stores", size=8), 0)

@@ -217,7 +217,7 @@ def test_nested_tables_survive_as_settings(table):
         ({"row": [{"name": "a", "method": "fedavg"}] * 2}, "two rows are called a"),
         ({"row": []}, "needs rows"),
         ({"seeds": [1, 2, 1]}, "seeds of the study: 1 is named twice"),
-        ({"row": [{"name": "a", "method": "fedavg", "seeds": [1], "later": [2, 1]}]}, "seeds of a: 1 is named twice"),
+        ({"row": [{"name": "a", "method": "fedavg", "seeds": [1, 1]}]}, "seeds of a: 1 is named twice"),
         ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.0.name"),
         ({"metrics": ["f1"]}, "metrics.0"),
         ({"part": "train"}, "part"),

@@ -37,7 +37,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimiserConfig(Table):
     """The optimiser of a site's local training."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Literal["sgd", "adam"] = Field("sgd", description="the kind of step")
     lr: PositiveFloat = Field(0.02, description="learning rate of the first round")
     momentum: Decay = Field(0.9, description="SGD only")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam only")

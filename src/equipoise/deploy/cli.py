@@ -174,9 +174,11 @@ def pilot(
     known_files = (out / "pilot").exists()
     if known_files and not resume:
         raise UserError(f"{out} already holds a pilot; use --resume to go on, or another --out")
-    phantom = None if sites is None else {"sites": sites}
-    where = {"name": data, "sites": sites, "phantom": phantom}
-    config = _config(source, settings, method=method, train={"rounds": rounds}, data=where)
+    given: dict[str, Any] = {"method": method, "train": {"rounds": rounds}}
+    config = _config(source, settings, data={"name": data}, **given)
+    if sites is not None:
+        number = {"phantom": {"sites": sites}} if config.data.name == "phantom" else {"sites": sites}
+        config = _config(source, settings, data={"name": data, **number}, **given)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
     with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:

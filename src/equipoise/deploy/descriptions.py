@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,8 @@ NO_TRAINING_IMAGE = "no training image of class"
 MOST_IMAGES = 50_000_000
 
 Counts = dict[str, list[NonNegativeInt]]
-ShortText = Annotated[str, Field(max_length=500)]
+LONGEST_TEXT = 500
+ShortText = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class Description(Table):
@@ -81,7 +83,11 @@ def describe(name: str, federation: Federation) -> dict[str, Any]:
         "counts": _counts(own[name], size),
         "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
         "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
-        "warnings": [text for text in federation.warnings if not text.startswith(NO_TRAINING_IMAGE)],
+        "warnings": [
+            textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...")
+            for text in federation.warnings
+            if not text.startswith(NO_TRAINING_IMAGE)
+        ],
         "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
     }
 

@@ -15,7 +15,7 @@ from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.errors import UserError
 
-SHOWN_CHANGES = 5
+SHOWN_CHANGES, NOT_SET = 5, "not written down"
 
 
 def check_new(folder: Path, log: Path) -> None:
@@ -45,7 +45,7 @@ def _changes(folder: Path, config: Config) -> str:
         return ""
     before, now = (_flat(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), config.to_toml()))
     keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
-    changes = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys[:SHOWN_CHANGES]]
+    changes = [f"{key} was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}" for key in keys[:SHOWN_CHANGES]]
     return f": {', '.join(changes)}" if changes else ""
 
 

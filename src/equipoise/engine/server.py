@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from equipoise.engine.protocol import Conversation, PerSite, Value, flatten, unflatten
+from equipoise.engine.protocol import Conversation, PerSite, Value, check_payload, flatten, unflatten
 from equipoise.engine.setting import Setting
 from equipoise.streams import stream
 
@@ -20,7 +19,7 @@ class State:
     """
 
     values: dict[str, Value]
-    _versions: dict[str, list[int]]
+    _versions: dict[str, list[tuple[int, int]]]
 
     def __init__(self) -> None:
         object.__setattr__(self, "values", {})
@@ -33,9 +32,7 @@ class State:
             raise AttributeError(f"the server's state has no '{name}'") from None
 
     def __setattr__(self, name: str, value: Value) -> None:
-        if not isinstance(value, Tensor | Mapping | Sequence | int | float | None):
-            kind = type(value).__name__
-            raise TypeError(f"state.{name} is of type {kind}: a state holds tensors, dicts of tensors and plain values")
+        check_payload({name: value}, "the server's state")
         self.values[name] = value
         self._versions[name] = _versions(value)
 
@@ -47,7 +44,7 @@ class State:
         return dict(self.values)
 
     def check(self) -> None:
-        """Refuse a state of which a tensor was changed in place since it was set: snapshots have changed with it."""
+        """Refuse a state whose tensors were changed in place since they were set: snapshots have changed with them."""
         for name, value in self.values.items():
             if _versions(value) != self._versions[name]:
                 raise TypeError(f"the server changed state.{name} in place; give it a new value instead")
@@ -61,9 +58,9 @@ class State:
             setattr(self, name, value)
 
 
-def _versions(value: Value) -> list[int]:
-    """How often each tensor of a value has been changed in place."""
-    return [tensor._version for tensor in flatten({"": value})[0].values()]
+def _versions(value: Value) -> list[tuple[int, int]]:
+    """Which tensors a value holds, and how often each has been changed in place."""
+    return [(id(tensor), tensor._version) for tensor in flatten({"": value})[0].values()]
 
 
 class Server:

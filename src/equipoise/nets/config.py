@@ -14,6 +14,7 @@ class NetConfig(Table):
     """A net, where its first weights come from, and how much of it is dropped in training."""
 
     name: NetName = "small-cnn"
+    """The architecture."""
     weights: str = "none"
     """`none` (random), `imagenet` (downloaded or packaged), or the path of a safetensors or torch file."""
     dropout: Rate | None = None

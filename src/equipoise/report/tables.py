@@ -73,7 +73,7 @@ class HeadlineRow:
 def run_labels(runs: Sequence[RunRecord], methods: bool = True) -> list[str]:
     """A short name per run, all different: the method (if `methods` will do), the run's name, its folder's, or its name
     with a number."""
-    kinds = [[run.start.run for run in runs], [run.folder.name for run in runs]]
+    kinds = [[run.start.run for run in runs], [run.folder.resolve().name for run in runs]]
     for labels in [[run.start.method for run in runs], *kinds] if methods else kinds:
         if len(set(labels)) == len(labels):
             return labels

@@ -102,7 +102,7 @@ class StudyConfig(Table):
 
     @model_validator(mode="after")
     def _different_seeds(self) -> StudyConfig:
-        planned = {"the study": self.seeds} | {row.name: (*(row.seeds or ()), *row.later) for row in self.rows}
+        planned = {"the study": self.seeds} | {row.name: row.seeds or () for row in self.rows}
         for name, seeds in planned.items():
             check_different(seeds, f"seeds of {name}")
         return self

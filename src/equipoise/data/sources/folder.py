@@ -1,5 +1,6 @@
 """A user's own images: `folder:DIR` holds one folder per class."""
 
+import os
 from pathlib import Path
 
 from equipoise.data.config import DataConfig
@@ -23,15 +24,17 @@ def listing(config: DataConfig, root: Path) -> Listing:
         raise UserError(f"{root} has folders that data.classes does not name: {', '.join(unknown)}")
     if len(classes) < 2:
         raise UserError(f"{root} needs one folder per class, for two classes or more; it has {len(folders)}")
+    site = Path(os.path.abspath(root)).name
     records, places = [], dict[str, str]()
     for name in folders:
         for location in walk_images(root / name):
             identifier = "!".join(filter(None, (location.file.relative_to(root).as_posix(), location.member)))
-            records.append(Record(identifier, location, classes.index(name), root.name, identifier))
+            records.append(Record(identifier, location, classes.index(name), site, identifier))
             places.setdefault(name, identifier)
     if not records:
         raise UserError(f"{root} has no images in its folders; known are {', '.join(sorted(SUFFIXES))}")
-    refuse_similar(root, "classes", places)
-    spaced = [repr(name) for name in (root.name, *folders) if name != name.strip()]
+    if config.classes is None:
+        refuse_similar(root, "classes", places)
+    spaced = [repr(name) for name in (site, *folders) if name != name.strip()]
     warnings = [f"names of folders keep the spaces around them: {first_few(spaced)}"] if spaced else []
     return Listing(config.name, classes, tuple(records), facts={"warnings": warnings})

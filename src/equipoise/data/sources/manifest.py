@@ -24,7 +24,7 @@ def listing(config: DataConfig, root: Path) -> Listing:
     numbered = numbered_rows(root, ("path", "label"), OPTIONAL)
     if not numbered:
         raise UserError(f"{root} lists no images")
-    _check_rows(numbered, root)
+    _check_rows(numbered, root, listed=config.classes is not None)
     rows = list(numbered.values())
     labels = sorted({row["label"] for row in rows})
     classes = config.classes or tuple(labels)
@@ -47,8 +47,9 @@ def listing(config: DataConfig, root: Path) -> Listing:
     return Listing(config.name, classes, records, facts={"warnings": _unused_columns(list(rows[0]))})
 
 
-def _check_rows(rows: dict[int, dict[str, str]], root: Path) -> None:
-    """Name the first line that cannot be used, or the first two whose labels or sites are suspiciously alike."""
+def _check_rows(rows: dict[int, dict[str, str]], root: Path, listed: bool) -> None:
+    """Name the first line that cannot be used, or the first two whose labels (unless they are `listed` in the config)
+    or sites are suspiciously alike."""
     given, placed = (any(row.get(column) for row in rows.values()) for column in ("split", "site"))
     for line, row in rows.items():
         if not row["path"] or not row["label"]:
@@ -58,7 +59,7 @@ def _check_rows(rows: dict[int, dict[str, str]], root: Path) -> None:
         split = row.get("split", "").lower()
         if given and split not in PARTS:
             raise UserError(f"{root}, line {line}: unknown split {split!r}; use train, valid or test")
-    for column, what in (("label", "classes"), ("site", "sites")):
+    for column, what in (("site", "sites"),) if listed else (("label", "classes"), ("site", "sites")):
         places: dict[str, str] = {}
         for line, row in rows.items():
             places.setdefault(row.get(column, ""), f"line {line}")
