@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.config import DataConfig
-from equipoise.errors import UserError
+from equipoise.errors import UserError, as_text
 from equipoise.nets.config import NetConfig
 from equipoise.table import Table
 
@@ -86,7 +86,7 @@ class EvaluationConfig(Table):
     """When models are measured and how the reported one is chosen. Only validation data decides."""
 
     every: PositiveInt = Field(1, description="rounds between two evaluations")
-    batch_size: PositiveInt = Field(256, description="images at a time; changes no score")
+    batch_size: PositiveInt = Field(256, description="images at a time")
     rule: Literal["best", "last", "mean_last"] = Field(
         "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
     )
@@ -263,10 +263,7 @@ def read_raw(source: str | None) -> dict[str, Any]:
 def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """The tables of a TOML file; `where` names it in messages."""
     try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as problem:
-        line = content[: problem.start].count(b"\n") + 1
-        raise UserError(f"{where}, line {line}: the text is not UTF-8; save the file in that encoding") from None
+        return tomllib.loads(as_text(content, where))
     except tomllib.TOMLDecodeError as problem:
         raise UserError(f"{where} is not valid TOML: {problem}") from None
 

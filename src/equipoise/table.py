@@ -1,5 +1,6 @@
 """The base of every part of a config: what holds for all tables of a TOML file."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
@@ -18,3 +19,11 @@ class Table(BaseModel):
         if isinstance(value, bool) and type(checked) in (int, float):
             raise ValueError("Input should be a number")
         return checked
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {dotted key: value}, the way `--set` names keys."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
-from equipoise.data.raw import Archives, decode, guessed_bits
+from equipoise.data.raw import Archives, decode_with_depth
 from equipoise.data.sources import Listing, Record, first_few, phantom
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index, write_text
 from equipoise.errors import UserError
@@ -203,9 +203,8 @@ def _decode_batch(
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
-            content = archives.read(record.location)
-            images[row] = decode(content, size, config.crop)
-            guessed.add(guessed_bits(content))
+            images[row], bits = decode_with_depth(archives.read(record.location), size, config.crop)
+            guessed.add(bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"
     if config.colour_constancy:
@@ -221,7 +220,7 @@ def store_index(
     """The index of a store whose row i holds `records[i]`, without those that could not be read.
 
     Args:
-        depths: in bits, as `equipoise.data.raw.guessed_bits` found them
+        depths: in bits, as `equipoise.data.raw.decode_with_depth` guessed them
     """
     rows = [row for row in range(len(records)) if row not in unreadable]
     kept = [records[row] for row in rows]

@@ -104,16 +104,28 @@ def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centr
     Raises:
         Exception: of many kinds, as Pillow does, when the file is broken
     """
+    return decode_with_depth(content, size, crop)[0]
+
+
+def decode_with_depth(
+    content: bytes, size: int, crop: Literal["centre", "squash"] = "centre"
+) -> tuple[np.ndarray, int | None]:
+    """As `decode`, and the depth in bits that a grey image was taken to have by its brightest pixel.
+
+    None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
+    """
     with _opened(content) as image:
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
-        picture = to_rgb(ImageOps.exif_transpose(image), _told_bits(image))
+        told = _told_bits(image)
+        guessed = _fitting_bits(np.asarray(image)) if _is_deep(image) and told is None else None
+        picture = to_rgb(ImageOps.exif_transpose(image), told or guessed)
     if crop == "centre":
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         picture = picture.crop((left, top, left + side, top + side))
     square = picture.resize((size, size), Image.Resampling.LANCZOS)
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), guessed
 
 
 def _opened(content: bytes) -> Image.Image:
@@ -121,15 +133,6 @@ def _opened(content: bytes) -> Image.Image:
         return Image.open(io.BytesIO(content))
     except UnidentifiedImageError:  # whose message names a Python object instead of the file
         raise ValueError("no image in a known format") from None
-
-
-def guessed_bits(content: bytes) -> int | None:
-    """The depth that `decode` takes a grey image to have by its brightest pixel, for want of anything better.
-
-    None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
-    """
-    with _opened(content) as image:
-        return _fitting_bits(np.asarray(image)) if _is_deep(image) and _told_bits(image) is None else None
 
 
 def to_rgb(image: Image.Image, bits: int | None = None) -> Image.Image:

@@ -24,8 +24,3 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
             graph.capture_end()
         raise
     graph.capture_end()
-
-
-def first_line(problem: BaseException) -> str:
-    """What went wrong, in a line."""
-    return next(iter(str(problem).strip().splitlines()), type(problem).__name__)

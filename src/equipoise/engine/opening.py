@@ -6,14 +6,13 @@ A folder with a run in it is never overwritten unasked.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from equipoise.config import Config
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.errors import UserError
+from equipoise.table import dotted
 
 SHOWN_CHANGES, NOT_SET = 5, "not written down"
 
@@ -43,15 +42,7 @@ def _changes(folder: Path, config: Config) -> str:
     path = folder / "config.toml"
     if not path.exists():
         return ""
-    before, now = (_flat(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), config.to_toml()))
+    before, now = (dotted(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), config.to_toml()))
     keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
     changes = [f"{key} was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}" for key in keys[:SHOWN_CHANGES]]
     return f": {', '.join(changes)}" if changes else ""
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as {dotted key: value}."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

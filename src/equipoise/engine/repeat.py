@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from equipoise.engine.capture import first_line, recorded
+from equipoise.engine.capture import recorded
+from equipoise.errors import first_line
 
 log = logging.getLogger(__name__)
 

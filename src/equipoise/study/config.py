@@ -15,6 +15,7 @@ from equipoise.config import Config, Table, parse_toml, validated
 from equipoise.errors import UserError
 from equipoise.methods import all_options, get_method, method_names
 from equipoise.runs import make_config
+from equipoise.table import dotted
 
 Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
 METRICS: tuple[Metric, ...] = (
@@ -235,14 +236,11 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     return make_config(study.preset, [*over, *settings], where, **top)
 
 
-def as_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def as_settings(table: Mapping[str, Any]) -> Iterator[str]:
     """Nested tables as the `key=value` settings that `--set` takes."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from as_settings(value, f"{prefix}{key}.")
-        else:
-            text = tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
-            yield f"{prefix}{key}={text}"
+    for key, value in dotted(table).items():
+        text = tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+        yield f"{key}={text}"
 
 
 def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -252,19 +250,12 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     precision does. A setting that the run's version did not know yet, or an option that it did not write down, was at
     its default.
     """
-    usual, wanted = (_flat(config.model_dump(mode="json")) for config in (Config(), planned))
+    usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
     defaults = {"methods": {planned.method: all_options(planned.method, {})}}
-    found = usual | _flat(defaults) | _flat(dict(recorded))
+    found = usual | dotted(defaults) | dotted(recorded)
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

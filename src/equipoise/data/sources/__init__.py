@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from equipoise.data.raw import Location, walk_images
-from equipoise.errors import UserError
+from equipoise.errors import UserError, as_text
 
 USER_SOURCES = ("folder", "manifest")
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
@@ -147,11 +147,8 @@ def numbered_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = 
 def _csv_lines(path: Path) -> list[tuple[int, list[str]]]:
     """The values of every line that is not blank, with the number of the line."""
     try:
-        reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        reader = csv.reader(io.StringIO(as_text(path.read_bytes(), str(path), "utf-8-sig"), newline=""))
         return [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
-    except UnicodeDecodeError as problem:
-        line = problem.object[: problem.start].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: the text is not UTF-8; save the file in that encoding") from None
     except (OSError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import torch
 
+from equipoise.errors import first_line
+
 log = logging.getLogger(__name__)
 
 
@@ -22,8 +24,7 @@ def proven(
             with torch.enable_grad():
                 prove(kernels, torch.device("cuda"))
     except Exception as problem:  # what a compiler for another GPU raises can be anything
-        first = next(iter(str(problem).strip().splitlines()), "")
-        log.warning("%s (%s: %s)", otherwise, type(problem).__name__, first)
+        log.warning("%s (%s: %s)", otherwise, type(problem).__name__, first_line(problem))
         return None
     return kernels
 
