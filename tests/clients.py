@@ -41,7 +41,7 @@ def frozen_head_fedavg(method: str, new_net: Callable[[Setting], Net], frozen: S
             self.phase("main", self.net, self.shared)
 
     return dataclasses.replace(
-        get_method("fedavg"), server=FrozenServer, client=FrozenClient, options=get_method(method).options, table=method
+        get_method("fedavg"), server=FrozenServer, client=FrozenClient, options=get_method(method).options
     )
 
 

@@ -39,10 +39,11 @@ def tiny_federation(config: Config) -> Federation:
     return load_federation(config.data, config.seed)
 
 
-def run_tiny(folder: Path, method: str | Method = "fedavg", *settings: str, resume: bool = False) -> Path:
-    """Run a method on the tiny phantom; gives the run folder."""
-    known = method if isinstance(method, str) else "fedavg"
-    config = tiny_config(known, *settings)
+def run_tiny(
+    folder: Path, method: str | Method = "fedavg", *settings: str, known_as: str = "fedavg", resume: bool = False
+) -> Path:
+    """Run a method on the tiny phantom, a made-up one under the name and options of a known one; gives the folder."""
+    config = tiny_config(method if isinstance(method, str) else known_as, *settings)
     chosen = get_method(method) if isinstance(method, str) else method
     Run(config, chosen, tiny_federation(config), folder).execute(resume)
     return folder
@@ -64,7 +65,7 @@ def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method
                 raise SiteFailure("lost")
             return reply
 
-    return dataclasses.replace(known, client=Lost, table=method)
+    return dataclasses.replace(known, client=Lost)
 
 
 def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def adaptations(folder, method, *settings, without_tests=False):
 
     config = tiny_config(method, *FINE_TUNED[method], *settings)
     federation = tiny_federation(config)
-    counting = dataclasses.replace(known, client=Counting, table=method)
+    counting = dataclasses.replace(known, client=Counting)
     Run(config, counting, untested(federation) if without_tests else federation, folder).execute()
     return made
 

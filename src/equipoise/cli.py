@@ -230,7 +230,7 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
     sheet.add_row("evaluate", "counts", "confusion matrix, calibration bins, loss and per-class AUC of local images")
     console.print(sheet)
     if method.options.model_fields:
-        options = RichTable("option", "default", "meaning", title=f"[{method.table or name}]".replace("[", r"\["))
+        options = RichTable("option", "default", "meaning", title=f"[{name}]".replace("[", r"\["))
         for key, field in method.options.model_fields.items():
             options.add_row(key, str(field.default), field.description or "")
         console.print(options)

@@ -43,7 +43,7 @@ def _predict(run: Path, images: Sequence[Path], site: str | None) -> tuple[tuple
     method = get_method(config.method)
     setting = Setting(
         config=config,
-        options=method.options.model_validate(config.methods.get(method.table or config.method, {})),
+        options=method.options.model_validate(config.methods.get(config.method, {})),
         task=Classification(start["classes"]),
         channels=start["channels"],
         image_size=start["image_size"],

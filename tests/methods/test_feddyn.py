@@ -82,7 +82,7 @@ def test_the_servers_correction_is_the_mean_of_what_all_sites_keep(tmp_path, wei
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 def test_a_lost_site_leaves_the_mean_right(tmp_path, weighting):
-    folder = run_tiny(tmp_path, with_lost_site("feddyn"), f"train.aggregation='{weighting}'")
+    folder = run_tiny(tmp_path, with_lost_site("feddyn"), f"train.aggregation='{weighting}'", known_as="feddyn")
     assert list(events(folder, "round")[0]["missing"]) == ["site 2"]
     assert_mean_of_sites(folder, weighting)
 

@@ -75,7 +75,8 @@ def test_without_the_exponent_the_loss_is_cross_entropy():
 def test_without_the_exponent_it_is_fedavg_under_an_untrained_head_bit_for_bit(tmp_path):
     """All margins are then 0, and adding them changes no bit."""
     settings = (*SHORT, *NO_TUNING, "fedetf.gamma=0", "net.dropout=0.2")
-    plain = server_state(run_tiny(tmp_path / "fedavg", frozen_head_fedavg("fedetf", new_net, (VECTORS,)), *settings))
+    frozen = frozen_head_fedavg("fedetf", new_net, (VECTORS,))
+    plain = server_state(run_tiny(tmp_path / "fedavg", frozen, *settings, known_as="fedetf"))
     limit = server_state(run_tiny(tmp_path / "fedetf", "fedetf", *settings))
     assert limit.keys() - plain.keys() == {f"model/{VECTORS}"}
     assert_same_bits(plain, {name: limit[name] for name in plain})

@@ -80,7 +80,7 @@ def test_the_common_variate_is_the_mean_of_the_sites_own(tmp_path, participation
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 def test_a_lost_site_leaves_the_mean_right(tmp_path, weighting):
-    folder = run_tiny(tmp_path, with_lost_site("scaffold"), f"train.aggregation='{weighting}'")
+    folder = run_tiny(tmp_path, with_lost_site("scaffold"), f"train.aggregation='{weighting}'", known_as="scaffold")
     assert list(events(folder, "round")[0]["missing"]) == ["site 2"]
     assert_mean_of_sites(folder, weighting)
 

@@ -307,7 +307,7 @@ class Method:
 
     Args:
         changes: what it changes, in a few words: loss, aggregation, personalisation, server step
-        options: the model of its config table, which is named `table` (or else like the method)
+        options: the model of its config table, which is named like the method
         defaults: config values that choosing this method implies, unless the user sets them
         pooled: train on all images at one place
         extend: adds to the client what the config asks for on top of any method (NPR)
@@ -319,7 +319,6 @@ class Method:
     year: int
     changes: str
     options: type[Table] = NoOptions
-    table: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     pooled: bool = False
     extend: Callable[[type[Client], Config], type[Client]] = as_it_is

@@ -34,7 +34,7 @@ class Setting:
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
         """The setting of a run."""
-        options = method.options.model_validate(config.methods.get(method.table or config.method, {}))
+        options = method.options.model_validate(config.methods.get(config.method, {}))
         task = Classification(federation.classes)
         return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
 

@@ -46,8 +46,7 @@ def measured_costs() -> dict[str, dict[str, float]]:
 
 def option_tables(keys: Iterable[str]) -> dict[str, type[Table]]:
     """The option tables among the keys of a config: those named like a method that has options."""
-    named = {key: get_method(key) for key in set(keys) & set(method_names())}
-    return {key: method.options for key, method in named.items() if not method.table}
+    return {key: get_method(key).options for key in set(keys) & set(method_names())}
 
 
 def all_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
