@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick.norm import QuickBatchNorm2d, QuickReLU, prove, quick_kernels, quicken_norms
+from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.quick.activations import ACTIVATIONS, LEAK, QuickReLU
+from equipoise.nets.quick.norm import QuickBatchNorm2d, prove, quick_kernels, quicken_norms
 from equipoise.nets.quick.proof import proven
 
 
@@ -77,7 +79,7 @@ MANY_ROWS = [(16, 3, 20, 20), (3, 24, 30, 40), (2, 72, 48, 32)]
 
 
 @pytest.mark.parametrize("shape", FEW_ROWS + MANY_ROWS)
-@pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu"])
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, shape, activation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -98,9 +100,32 @@ def test_the_kernels_give_torchs_values_and_first_and_second_gradients(kernels, 
         return kernels.BatchNormTraining.apply(x, w, b, running, 0.1, 1e-5, activation)
 
     quick, steps = results(ours)
-    after = getattr(F, activation) if activation else torch.Tensor.clone
+    after = ACTIVATIONS[activation].function if activation else torch.Tensor.clone
     usual, _ = results(lambda x, w, b, running: after(F.batch_norm(x, *running[:2], w, b, True, 0.1, 1e-5)))
     assert steps == 6, "two more than before"
+    for one, other in zip(quick, usual, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("shape", [FEW_ROWS[2], MANY_ROWS[1]])
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_a_norm_that_stands_still_lets_torchs_gradients_through(kernels, shape, activation):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    x = (2 * torch.randn(shape, device=device) + 1).contiguous(memory_format=torch.channels_last)
+    weight, bias, mean = (torch.randn(shape[1], device=device) for _ in range(3))
+    variance, gradient = torch.rand(shape[1], device=device) + 0.5, torch.randn_like(x)
+
+    def results(norm):
+        variable = x.clone().requires_grad_()
+        out = norm(variable)
+        first = torch.autograd.grad(out, variable, gradient)
+        (again,) = torch.autograd.grad((norm(variable) ** 2).sum(), variable, create_graph=True)
+        return [out, *first, again, *torch.autograd.grad((again**2).sum(), variable)]
+
+    after = ACTIVATIONS[activation].function if activation else torch.Tensor.clone
+    quick = results(lambda x: kernels.FrozenBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, activation))
+    usual = results(lambda x: after(F.batch_norm(x, mean, variance, weight, bias, False, 0.1, 1e-5)))
     for one, other in zip(quick, usual, strict=True):
         assert_close(one, other)
 
@@ -138,6 +163,17 @@ def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
     assert [type(layer) for layer in net] == [
         QuickReLU, nn.Conv2d, QuickBatchNorm2d, QuickReLU, QuickBatchNorm2d, QuickReLU
     ]  # fmt: skip
+
+
+def test_a_leaky_relu_is_part_of_the_norm_before_it_where_the_kernels_know_its_slope(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
+    net = nn.Sequential(nn.BatchNorm2d(3), nn.LeakyReLU(LEAK), nn.BatchNorm2d(3), nn.LeakyReLU(0.01))
+    quicken_norms(net)
+    assert [net[0].activation, net[2].activation] == ["leaky_relu", ""]
+    generator = ConditionalGenerator(4, 16, width=8)
+    quicken_norms(generator)
+    norms = [module for module in generator.modules() if isinstance(module, QuickBatchNorm2d)]
+    assert {norm.activation for norm in norms} == {"leaky_relu"} and len(norms) == 5
 
 
 @pytest.mark.parametrize(("name", "activation", "count"), [("resnet18", "relu", 9), ("efficientnet-b0", "silu", 33)])

@@ -11,17 +11,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from equipoise.nets.quick.activations import LEAK
+
 #: sizes that get no kernel of their own: compiling one takes longer than it saves
 SIZES = ["rows", "stretch", "stretches", "channels", "groups"]
-#: activations, by the numbers that kernels know them by; 0 is none
-RELU, RELU6, SILU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+#: activations, by their places in `ACTIVATIONS`; 0 is none
+RELU, RELU6, SILU, LEAKY_RELU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+SLOPE = tl.constexpr(LEAK)
 
 
 # ---- what one program does with its rows and columns -------------------------------------------------------
 
 
 @triton.jit
-def _tile(start, rows, columns, channels, TILE: tl.constexpr):
+def tile(start, rows, columns, channels, TILE: tl.constexpr):
     """Offsets (TILE, WIDTH) of the values of some rows, and which of them there are."""
     places = start + tl.arange(0, TILE)
     wanted = (places < rows)[:, None] & (columns < channels)[None, :]
@@ -29,7 +32,7 @@ def _tile(start, rows, columns, channels, TILE: tl.constexpr):
 
 
 @triton.jit
-def _of_channels(values, columns, channels):
+def of_channels(values, columns, channels):
     """Numbers (WIDTH,) of some channels."""
     return tl.load(values + columns, mask=columns < channels, other=0.0).to(tl.float32)
 
@@ -37,11 +40,11 @@ def _of_channels(values, columns, channels):
 @triton.jit
 def _sum_values(x, begin, end, rows, columns, channels, TILE: tl.constexpr, WIDTH: tl.constexpr):
     """Sums (WIDTH,) over rows of x less the batch's first row, and of that squared."""
-    origin = _of_channels(x, columns, channels)
+    origin = of_channels(x, columns, channels)
     first = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     second = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     for start in range(begin, end, TILE):
-        offsets, wanted = _tile(start, rows, columns, channels, TILE)
+        offsets, wanted = tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32) - origin[None, :]
         values = tl.where(wanted, values, 0.0)
         first += values
@@ -50,7 +53,13 @@ def _sum_values(x, begin, end, rows, columns, channels, TILE: tl.constexpr, WIDT
 
 
 @triton.jit
-def _activated(values, ACT: tl.constexpr):
+def normalised(values, centre, scale):
+    """Values (TILE, WIDTH) by mean and inverse deviation (WIDTH,), before weight and bias."""
+    return (values - centre[None, :]) * scale[None, :]
+
+
+@triton.jit
+def activated(values, ACT: tl.constexpr):
     """What the activation makes of values."""
     if ACT == RELU:
         values = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -59,14 +68,14 @@ def _activated(values, ACT: tl.constexpr):
         values = tl.minimum(values, 6.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == SILU:
         values = values * tl.sigmoid(values)
+    if ACT == LEAKY_RELU:
+        values = tl.where(values <= 0, SLOPE * values, values)
     return values
 
 
 @triton.jit
-def _gradient(given, offsets, wanted, normal, gain, shift, ACT: tl.constexpr):
-    """The gradient (TILE, WIDTH) of what batch norm gave, from that of what the activation made of it."""
-    gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
-    values = normal * gain[None, :] + shift[None, :]
+def before_activation(gradient, values, ACT: tl.constexpr):
+    """The gradient (TILE, WIDTH) of values that batch norm gave, from that of what the activation made of them."""
     if ACT == RELU:
         gradient = tl.where(values <= 0, 0.0, gradient)
     if ACT == RELU6:
@@ -74,7 +83,16 @@ def _gradient(given, offsets, wanted, normal, gain, shift, ACT: tl.constexpr):
     if ACT == SILU:
         share = tl.sigmoid(values)
         gradient = gradient * share * (1 + values * (1 - share))
+    if ACT == LEAKY_RELU:
+        gradient = tl.where(values <= 0, SLOPE * gradient, gradient)
     return gradient
+
+
+@triton.jit
+def before_norm(gradient, normal, scale, gain, of_weight, of_bias, rows):
+    """The gradient (TILE, WIDTH) of x from that of what batch norm gave, and the gradients (WIDTH,) of weight and
+    bias."""
+    return (gradient - (of_bias / rows)[None, :] - normal * (of_weight / rows)[None, :]) * (gain * scale)[None, :]
 
 
 @triton.jit
@@ -84,13 +102,22 @@ def _sum_gradients(x, given, centre, scale, gain, shift, begin, end, rows, colum
     first = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     second = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     for start in range(begin, end, TILE):
-        offsets, wanted = _tile(start, rows, columns, channels, TILE)
+        offsets, wanted = tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
-        normal = (values - centre[None, :]) * scale[None, :]
-        gradient = _gradient(given, offsets, wanted, normal, gain, shift, ACT)
+        normal = normalised(values, centre, scale)
+        gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
+        gradient = before_activation(gradient, normal * gain[None, :] + shift[None, :], ACT)
         first += gradient
         second += gradient * normal
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
+
+
+@triton.jit
+def centre_and_variance(x, first, second, rows, columns, channels):
+    """Mean and biased variance (WIDTH,) from the sums of `_sum_values` over all rows."""
+    first, second = first / rows, second / rows
+    variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return of_channels(x, columns, channels) + first, variance
 
 
 @triton.jit
@@ -98,16 +125,14 @@ def _note_statistics(x, first, second, mean, inverse, running_mean, running_vari
                      epsilon):  # fmt: skip
     """Mean and inverse deviation (WIDTH,) from sums over rows, written down; the running statistics move."""
     inside = columns < channels
-    first, second = first / rows, second / rows
-    centre = _of_channels(x, columns, channels) + first
-    variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    centre, variance = centre_and_variance(x, first, second, rows, columns, channels)
     scale = 1.0 / tl.sqrt(variance + epsilon)
     tl.store(mean + columns, centre, mask=inside)
     tl.store(inverse + columns, scale, mask=inside)
     unbiased = variance * (rows / (rows - 1.0))
-    old = _of_channels(running_mean, columns, channels)
+    old = of_channels(running_mean, columns, channels)
     tl.store(running_mean + columns, old + momentum * (centre - old), mask=inside)
-    old = _of_channels(running_variance, columns, channels)
+    old = of_channels(running_variance, columns, channels)
     tl.store(running_variance + columns, old + momentum * (unbiased - old), mask=inside)
     return centre, scale
 
@@ -117,10 +142,9 @@ def _write_normal(x, out, centre, scale, gain, shift, begin, end, rows, columns,
                   TILE: tl.constexpr):  # fmt: skip
     """x, normalised."""
     for start in range(begin, end, TILE):
-        offsets, wanted = _tile(start, rows, columns, channels, TILE)
+        offsets, wanted = tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
-        result = (values - centre[None, :]) * scale[None, :] * gain[None, :] + shift[None, :]
-        result = _activated(result, ACT)
+        result = activated(normalised(values, centre, scale) * gain[None, :] + shift[None, :], ACT)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
 
@@ -129,11 +153,12 @@ def _write_gradient(x, given, out, centre, scale, gain, shift, of_weight, of_bia
                     ACT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The gradient of x, from the gradients (WIDTH,) of weight and bias."""
     for start in range(begin, end, TILE):
-        offsets, wanted = _tile(start, rows, columns, channels, TILE)
+        offsets, wanted = tile(start, rows, columns, channels, TILE)
         values = tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32)
-        normal = (values - centre[None, :]) * scale[None, :]
-        gradient = _gradient(given, offsets, wanted, normal, gain, shift, ACT)
-        result = (gradient - (of_bias / rows)[None, :] - normal * (of_weight / rows)[None, :]) * (gain * scale)[None, :]
+        normal = normalised(values, centre, scale)
+        gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
+        gradient = before_activation(gradient, normal * gain[None, :] + shift[None, :], ACT)
+        result = before_norm(gradient, normal, scale, gain, of_weight, of_bias, rows)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=wanted)
 
 
@@ -158,8 +183,8 @@ def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch,
     """Partial sums (stretches, 2, C) of the gradient `given`, and of that times the normalised x."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
-    gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
+    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
+    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
     begin = tl.program_id(0) * stretch
     first, second = _sum_gradients(
         x, given, centre, scale, gain, shift, begin, begin + stretch, rows, columns, channels, ACT, TILE, WIDTH
@@ -170,7 +195,7 @@ def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch,
 
 
 @triton.jit
-def _totals(partial, columns, stretches, channels, STRETCHES: tl.constexpr):
+def totals(partial, columns, stretches, channels, STRETCHES: tl.constexpr):
     """Partial sums (stretches, 2, C) added up: two times (WIDTH,)."""
     places = tl.arange(0, STRETCHES)
     wanted = (places < stretches)[:, None] & (columns < channels)[None, :]
@@ -184,7 +209,7 @@ def statistics(x, partial, mean, inverse, running_mean, running_variance, counte
                 epsilon, STRETCHES: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Mean and inverse deviation (C,) of a batch; the running statistics and their counter move on."""
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    first, second = _totals(partial, columns, stretches, channels, STRETCHES)
+    first, second = totals(partial, columns, stretches, channels, STRETCHES)
     _note_statistics(
         x, first, second, mean, inverse, running_mean, running_variance, rows, columns, channels, momentum, epsilon
     )
@@ -196,7 +221,7 @@ def statistics(x, partial, mean, inverse, running_mean, running_variance, counte
 def gradient_totals(partial, of_weight, of_bias, stretches, channels, STRETCHES: tl.constexpr, WIDTH: tl.constexpr):
     """Gradients of bias and weight (C,): the partial sums of a backward pass, added up."""
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    first, second = _totals(partial, columns, stretches, channels, STRETCHES)
+    first, second = totals(partial, columns, stretches, channels, STRETCHES)
     tl.store(of_bias + columns, first, mask=columns < channels)
     tl.store(of_weight + columns, second, mask=columns < channels)
 
@@ -207,8 +232,8 @@ def each_normal(x, out, mean, inverse, weight, bias, rows, groups, ACT: tl.const
     """x, normalised: a tile for each program."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
-    gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
+    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
+    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
     begin = tl.program_id(0) * TILE
     _write_normal(x, out, centre, scale, gain, shift, begin, begin + TILE, rows, columns, channels, ACT, TILE)
 
@@ -219,27 +244,13 @@ def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias
     """The gradient of x: a tile for each program."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
-    gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
-    slope, level = _of_channels(of_weight, columns, channels), _of_channels(of_bias, columns, channels)
+    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
+    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
+    slope, level = of_channels(of_weight, columns, channels), of_channels(of_bias, columns, channels)
     begin = tl.program_id(0) * TILE
+    end = begin + TILE
     _write_gradient(
-        x,
-        given,
-        out,
-        centre,
-        scale,
-        gain,
-        shift,
-        slope,
-        level,
-        begin,
-        begin + TILE,
-        rows,
-        columns,
-        channels,
-        ACT,
-        TILE,
+        x, given, out, centre, scale, gain, shift, slope, level, begin, end, rows, columns, channels, ACT, TILE
     )
 
 
@@ -258,7 +269,7 @@ def few_forward(x, out, mean, inverse, weight, bias, running_mean, running_varia
     )
     if tl.program_id(0) == 0:
         tl.store(counter, tl.load(counter) + 1)
-    gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
+    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
     _write_normal(x, out, centre, scale, gain, shift, 0, rows, rows, columns, channels, ACT, TILE)
 
 
@@ -268,8 +279,8 @@ def few_backward(x, given, out, mean, inverse, weight, bias, of_weight, of_bias,
     """The whole backward pass of some channels."""
     channels = groups * OF
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = _of_channels(mean, columns, channels), _of_channels(inverse, columns, channels)
-    gain, shift = _of_channels(weight, columns, channels), _of_channels(bias, columns, channels)
+    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
+    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
     level, slope = _sum_gradients(
         x, given, centre, scale, gain, shift, 0, rows, rows, columns, channels, ACT, TILE, WIDTH
     )

@@ -19,7 +19,10 @@ class QuickMaxPool2d(nn.MaxPool2d):
     in training."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) in, (B, C, H // 2, W // 2) out."""
+        """Images (B, C, H, W) in, (B, C, H // 2, W // 2) out; those that the batch norm before has pooled stay."""
+        if getattr(images, "pooled", False):
+            images.pooled = False  # type: ignore[attr-defined] # pooling after this one has its own work to do
+            return images
         if not (self.training and _suits(images)):
             return super().forward(images)
         kernels = quick_pool_kernels()
@@ -28,11 +31,14 @@ class QuickMaxPool2d(nn.MaxPool2d):
 
 
 def _suits(images: Tensor) -> bool:
-    """Whether the kernels can do these images; where a side is odd, torch leaves its last row or column out."""
-    if not (images.is_cuda and images.dtype == torch.bfloat16):
-        return False
-    even = images.shape[-2] % 2 == 0 and images.shape[-1] % 2 == 0
-    return even and images.is_contiguous(memory_format=torch.channels_last)
+    """Whether the kernels can do these images."""
+    quick = images.is_cuda and images.dtype == torch.bfloat16 and sides_even(images)
+    return quick and images.is_contiguous(memory_format=torch.channels_last)
+
+
+def sides_even(images: Tensor) -> bool:
+    """Whether windows of 2 x 2 cover images; where a side is odd, torch leaves its last row or column out."""
+    return images.shape[-2] % 2 == 0 and images.shape[-1] % 2 == 0
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ SIZES = ["pixels", "across", "groups"]
 
 
 @triton.jit
-def _places(pixels, across, channels, TILE: tl.constexpr, WIDTH: tl.constexpr):
+def window_places(pixels, across, channels, TILE: tl.constexpr, WIDTH: tl.constexpr):
     """For this program's tile (TILE pixels, WIDTH channels) of what comes out: where it lies, where the first values of
     its windows lie, and which of it there is."""
     places = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -37,19 +37,31 @@ def _places(pixels, across, channels, TILE: tl.constexpr, WIDTH: tl.constexpr):
     return pooled, corners[:, None] * channels + columns[None, :], wanted
 
 
+@triton.jit
+def window_step(place: tl.constexpr, across, channels):
+    """From the first value of a window to that at a place, 0 to 3."""
+    return (place // 2 * 2 * across + place % 2) * channels
+
+
+@triton.jit
+def outdoes(value, best):
+    """Whether a value takes the place of the best so far: not if it is as good, but always if it is NaN, as torch has
+    it."""
+    return (value > best) | (value != value)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _choose(x, out, chosen, pixels, across, groups, TILE: tl.constexpr, WIDTH: tl.constexpr,
             OF: tl.constexpr):  # fmt: skip
-    """The largest value of each window, and which it was: the first of equals, but the last NaN where there is one, as
-    torch has it. `pixels` come out, `across` in each row of an image, of `groups` groups `OF` so many channels."""
+    """The largest value of each window, and which it was. `pixels` come out, `across` in each row of an image, of
+    `groups` groups `OF` so many channels."""
     channels = groups * OF
-    pooled, corners, wanted = _places(pixels, across, channels, TILE, WIDTH)
+    pooled, corners, wanted = window_places(pixels, across, channels, TILE, WIDTH)
     best = tl.load(x + corners, mask=wanted, other=0.0).to(tl.float32)
     choice = tl.zeros((TILE, WIDTH), dtype=tl.int32)
     for place in tl.static_range(1, 4):
-        step = (place // 2 * 2 * across + place % 2) * channels
-        value = tl.load(x + corners + step, mask=wanted, other=0.0).to(tl.float32)
-        better = (value > best) | (value != value)
+        value = tl.load(x + corners + window_step(place, across, channels), mask=wanted, other=0.0).to(tl.float32)
+        better = outdoes(value, best)
         best = tl.where(better, value, best)
         choice = tl.where(better, place, choice)
     tl.store(out + pooled, best.to(out.dtype.element_ty), mask=wanted)
@@ -61,16 +73,16 @@ def _hand_back(gradient, chosen, of_x, pixels, across, groups, TILE: tl.constexp
                OF: tl.constexpr):  # fmt: skip
     """The gradient of x: in each window that of what came out, at the value chosen, and 0 at the others."""
     channels = groups * OF
-    pooled, corners, wanted = _places(pixels, across, channels, TILE, WIDTH)
+    pooled, corners, wanted = window_places(pixels, across, channels, TILE, WIDTH)
     given = tl.load(gradient + pooled, mask=wanted, other=0.0)
     choice = tl.load(chosen + pooled, mask=wanted, other=0)
     nothing = tl.zeros((TILE, WIDTH), dtype=gradient.dtype.element_ty)
     for place in tl.static_range(4):
-        step = (place // 2 * 2 * across + place % 2) * channels
-        tl.store(of_x + corners + step, tl.where(choice == place, given, nothing), mask=wanted)
+        target = of_x + corners + window_step(place, across, channels)
+        tl.store(target, tl.where(choice == place, given, nothing), mask=wanted)
 
 
-def _plan(pooled: Tensor) -> tuple[tuple[int, int], tuple[int, int, int], dict[str, int]]:
+def plan_windows(pooled: Tensor) -> tuple[tuple[int, int], tuple[int, int, int], dict[str, int]]:
     """The grid, the sizes and the constants of either kernel, for an output (B, C, H / 2, W / 2)."""
     batch, channels, down, across = pooled.shape
     width = min(max(triton.next_power_of_2(channels), 32), 64)
@@ -80,7 +92,7 @@ def _plan(pooled: Tensor) -> tuple[tuple[int, int], tuple[int, int, int], dict[s
     return grid, (pixels, across, channels // group), {"TILE": tile, "WIDTH": width, "OF": group}
 
 
-def _empty(like: Tensor, height: int, width: int, dtype: torch.dtype) -> Tensor:
+def empty_images(like: Tensor, height: int, width: int, dtype: torch.dtype) -> Tensor:
     """Channels-last images without values, as many and with as many channels as others."""
     shape = (*like.shape[:2], height, width)
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
@@ -93,8 +105,8 @@ class MaxPoolTraining(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """x (B, C, H, W), channels last, H and W even."""
         height, width = x.shape[2] // 2, x.shape[3] // 2
-        out, chosen = _empty(x, height, width, x.dtype), _empty(x, height, width, torch.uint8)
-        grid, sizes, constants = _plan(out)
+        out, chosen = empty_images(x, height, width, x.dtype), empty_images(x, height, width, torch.uint8)
+        grid, sizes, constants = plan_windows(out)
         _choose[grid](x, out, chosen, *sizes, **constants)
         ctx.save_for_backward(chosen)
         return out
@@ -105,15 +117,15 @@ class MaxPoolTraining(torch.autograd.Function):
         (chosen,) = ctx.saved_tensors
         (gradient,) = gradients
         if torch.is_grad_enabled():  # somebody wants gradients of this gradient
-            return _differentiable_backward(gradient, chosen)
+            return spread_over_windows(gradient, chosen)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        of_x = _empty(gradient, 2 * gradient.shape[2], 2 * gradient.shape[3], gradient.dtype)
-        grid, sizes, constants = _plan(gradient)
+        of_x = empty_images(gradient, 2 * gradient.shape[2], 2 * gradient.shape[3], gradient.dtype)
+        grid, sizes, constants = plan_windows(gradient)
         _hand_back[grid](gradient, chosen, of_x, *sizes, **constants)
         return of_x
 
 
-def _differentiable_backward(gradient: Tensor, chosen: Tensor) -> Tensor:
+def spread_over_windows(gradient: Tensor, chosen: Tensor) -> Tensor:
     """The backward pass in operations that autograd can go through again."""
     nothing = torch.zeros_like(gradient)
     first, second, third, fourth = (torch.where(chosen == place, gradient, nothing) for place in range(4))

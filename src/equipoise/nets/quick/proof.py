@@ -10,6 +10,9 @@ import torch
 
 from equipoise.errors import first_line
 
+#: relative distance that rounding to bfloat16 explains
+CLOSE = 0.02
+
 log = logging.getLogger(__name__)
 
 
@@ -34,3 +37,13 @@ def random_images(shape: tuple[int, ...], device: torch.device, seed: int) -> to
     random = torch.Generator(device).manual_seed(seed)
     images = torch.randn(shape, generator=random, device=device).bfloat16()
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def assert_alike(ours: torch.Tensor, torchs: torch.Tensor) -> None:
+    """Check that two tensors differ by rounding at most, and have the same NaN.
+
+    They are compared as a whole: a value beside zero may pass ReLU on one side alone.
+    """
+    same = torch.equal(ours.isnan(), torchs.isnan())
+    gap, size = (ours.float() - torchs.float()).nan_to_num().norm(), torchs.float().nan_to_num().norm()
+    assert same and gap <= CLOSE * size, f"of {tuple(torchs.shape)} the kernels give other values than torch"
