@@ -224,7 +224,7 @@ class Client:
         return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)
 
     def precision(self) -> torch.autocast:
-        """The context in which nets run: bfloat16 where the config asks for it on a GPU."""
+        """The context in which nets run."""
         return torch.autocast(self.setting.device.type, torch.bfloat16, self._autocast, cache_enabled=False)
 
     def logits(self, net: nn.Module, batch: Batch) -> Tensor:

@@ -43,6 +43,15 @@ class Setting:
         """Number of classes, whether or not a site has them all."""
         return self.task.num_classes
 
+    @property
+    def autocasts(self) -> bool:
+        """Whether nets run in bfloat16: where the config asks for it, on a GPU."""
+        return self.config.compute.precision == "bf16" and self.device.type == "cuda"
+
+    def precision(self) -> torch.autocast:
+        """The context in which the server's nets run."""
+        return torch.autocast(self.device.type, torch.bfloat16, self.autocasts, cache_enabled=False)
+
     def new_net(self) -> Net:
         """The configured net with the weights that every site and the server start from."""
         return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
@@ -55,6 +64,6 @@ class Setting:
             made = make().to(self.device)
         if isinstance(made, nn.Module) and self.config.compute.channels_last:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if self.device.type == "cuda" and self.config.compute.precision == "bf16":
+            if self.autocasts:
                 quicken(made)
         return made

@@ -91,7 +91,7 @@ class Slot:
         client.site, client.round = request.site, request.round
         client.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
-        client._autocast = client.config.compute.precision == "bf16" and client.setting.device.type == "cuda"
+        client._autocast = client.setting.autocasts
         factor = client.config.train.schedule.factor(max(request.round - 1, 0))
         for phase in client.phases.values():
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))

@@ -38,7 +38,9 @@ def diversity(codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, e
     with fewer than two samples contributes 0.
     """
     codes, images = widened(codes), widened(images).flatten(1)
-    image_gaps = torch.cdist(images, images, p=1)
+    # Each pair is there twice, and its gradient is the same both ways: one of them is followed, and doubled.
+    gaps = torch.cdist(images, images.detach(), p=1)
+    image_gaps = 2 * gaps - gaps.detach()
     code_gaps = torch.cdist(codes, codes, p=1).to(image_gaps.dtype)
     # Written as code / (image + epsilon code), a sample paired with itself, or with its double, counts 0.
     inverse = code_gaps / (image_gaps + epsilon * code_gaps).masked_fill(code_gaps == 0, 1.0)

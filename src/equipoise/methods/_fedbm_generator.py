@@ -19,6 +19,7 @@ from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.repeat import Repeated
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.methods._fedbm_parts import Parts
+from equipoise.nets.quick.moments import channel_moments
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
 BETAS = (0.5, 0.999)  # of Adam
@@ -30,6 +31,7 @@ class GeneratorTraining:
     def __init__(self, parts: Parts, setting: Setting):
         self.parts = parts
         self.options = setting.options
+        self.precision = setting.precision
         self.num_classes = setting.num_classes
         self.random = torch.Generator(device=setting.device)
         self.optimiser = Optimiser(
@@ -53,14 +55,17 @@ class GeneratorTraining:
             self.num_classes, (self.options.generator_batch,), generator=self.random, device=self.random.device
         )
         codes = self.parts.codes.draw(labels, self.random)
-        loss = self.loss(self.parts.generator(codes), codes, labels)
+        with self.precision():
+            images = self.parts.generator(codes).float()
+        loss = self.loss(images, codes, labels)
         self.optimiser.update(torch.autograd.grad(loss, self.optimiser.parameters))
 
     def loss(self, images: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """L_sem + lambda_div L_div + lambda_dis L_dis (Eq. 10) of images (B, C, H, W) made from codes (B, D)."""
         options, parts = self.options, self.parts
-        with norm_inputs(parts.net) as seen:
-            output = parts.net(parts.show(jittered(images[None], self.random)[0]))
+        shown = parts.show(jittered(images[None], self.random)[0])
+        with norm_inputs(parts.net) as seen, self.precision():
+            output = parts.net(shown).float()
         loss = parts.classifier.loss(output, labels) if options.frozen else F.cross_entropy(output, labels)
         if options.lambda_div:
             loss = loss + options.lambda_div * diversity(codes, images, labels, self.num_classes)
@@ -92,8 +97,7 @@ def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, T
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=0)
-        seen.append((mean, variance, layer.running_mean, layer.running_var))
+        seen.append((*channel_moments(inputs[0]), layer.running_mean, layer.running_var))
 
     hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
     try:

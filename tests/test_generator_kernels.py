@@ -1,0 +1,126 @@
+"""Quick upsampling and quick means and variances, which FedBM's generator trains by: what torch's give.
+
+The kernels run here in Triton's interpreter where Triton is installed, and on a GPU where there is one.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from closeness import assert_close
+from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.quick import doubling, moments
+from equipoise.nets.quick.doubling import QuickUpsample, quicken_doubling
+from equipoise.nets.quick.moments import channel_moments
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 5, 7), (2, 136, 9, 3), (6, 8, 40, 30)]
+
+
+@pytest.fixture
+def triton():
+    """Kernels can run, on a GPU or in Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+
+
+def random_images(shape):
+    """Images (B, C, H, W), channels last."""
+    torch.manual_seed(0)
+    return (torch.randn(shape, device=DEVICE) + 3).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_doubling_gives_torchs_values_and_first_and_second_gradients(triton, shape):
+    kernels = doubling.quick_doubling_kernels()
+    images = random_images(shape)
+    weights = torch.randn(shape[0], shape[1], 2 * shape[2], 2 * shape[3], device=DEVICE)
+
+    def results(double):
+        x = images.clone().requires_grad_()
+        out = double(x)
+        first = torch.autograd.grad(out, x, weights)
+        (again,) = torch.autograd.grad((weights * double(x) ** 3).sum(), x, create_graph=True)
+        return out, *first, again, *torch.autograd.grad((again**2).sum(), x)
+
+    quick, usual = results(kernels.Doubling.apply), results(lambda x: F.interpolate(x, scale_factor=2))
+    assert torch.equal(quick[0], usual[0]) and quick[0].is_contiguous(memory_format=torch.channels_last)
+    for ours, torchs in zip(quick[1:], usual[1:], strict=True):
+        assert_close(ours, torchs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments_give_torchs_values_and_first_and_second_gradients(triton, shape):
+    kernels = moments.quick_moments_kernels()
+    images, weights = random_images(shape), torch.linspace(-1, 2, shape[1], device=DEVICE)
+
+    def results(of):
+        x = images.clone().requires_grad_()
+        mean, variance = of(x)
+        loss = (weights * (mean**2 + variance**2)).sum()
+        first = torch.autograd.grad(loss, x, retain_graph=True)
+        (again,) = torch.autograd.grad(loss, x, create_graph=True)
+        return mean, variance, *first, again, *torch.autograd.grad((again**2).sum(), x)
+
+    for ours, torchs in zip(results(kernels.Moments.apply), results(moments._by_torch), strict=True):
+        assert_close(ours, torchs)
+
+
+def test_a_value_far_from_the_first_pixel_spoils_only_its_own_channel(triton):
+    kernels = moments.quick_moments_kernels()
+    images = random_images((2, 8, 4, 4))
+    images[1, 2, 0, 0], images[0, 5, 3, 3] = torch.nan, torch.inf
+    mean, variance = kernels.Moments.apply(images)
+    fine = [channel for channel in range(8) if channel not in (2, 5)]
+    expected = moments._by_torch(images)
+    assert_close(mean[fine], expected[0][fine])
+    assert_close(variance[fine], expected[1][fine])
+    assert mean[2].isnan() and variance[2].isnan() and not mean[5].isfinite() and not variance[5].isfinite()
+
+
+def test_both_prove_themselves(triton):
+    doubling.prove(doubling.quick_doubling_kernels(), torch.device(DEVICE))
+    moments.prove(moments.quick_moments_kernels(), torch.device(DEVICE))
+
+
+def test_kernels_with_wrong_values_do_not_pass(triton, monkeypatch):
+    class Wrong:
+        @staticmethod
+        def apply(x):
+            return F.interpolate(x, scale_factor=2) * 1.1
+
+    kernels = doubling.quick_doubling_kernels()
+    monkeypatch.setattr(kernels, "Doubling", Wrong)
+    with pytest.raises(AssertionError, match="other values"):
+        doubling.prove(kernels, torch.device(DEVICE))
+
+
+def test_without_kernels_torch_gives_means_and_variances():
+    images = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+    mean, variance = channel_moments(images)
+    assert torch.allclose(mean, images.mean((0, 2, 3))) and mean.dtype == torch.float64
+    assert torch.allclose(variance, images.var((0, 2, 3), correction=0))
+
+
+def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewhere(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", object)
+    plain = ConditionalGenerator(4, 16, width=8)
+    quick = copy.deepcopy(plain)
+    quicken_doubling(quick)
+    assert sum(isinstance(layer, QuickUpsample) for layer in quick.modules()) == 4
+    assert list(quick.state_dict()) == list(plain.state_dict())
+    codes = torch.randn(3, 4)
+    assert torch.equal(quick(codes), plain(codes))
+
+
+def test_other_upsampling_is_left_alone(monkeypatch):
+    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", object)
+    layers = [nn.Upsample(scale_factor=3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Upsample(size=(4, 4))]
+    net = nn.Sequential(*layers)
+    quicken_doubling(net)
+    assert all(type(layer) is nn.Upsample for layer in net)
