@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,13 @@ from systems import converse, time_round
 #: words in the names of kernels, first match counts
 KINDS = {
     "batch norm": (
-        *("batch_norm", "batchnorm", "value_sums", "gradient_sums", "statistics", "gradient_totals"),
-        *("each_normal", "each_gradient", "few_forward", "few_backward"),
+        *("batch_norm", "batchnorm", "value_sums", "gradient_sums", "statistics", "gradient_totals", "moments"),
+        *("each_normal", "each_gradient", "few_forward", "few_backward", "choose_normal", "hand_back_normal"),
     ),
     "convolutions": ("xmma", "cutlass", "convolve", "wgrad", "dgrad"),
     "matrix products": ("gemm", "nvjet", "cublas"),
     "max pooling": ("max_pool", "_choose", "_hand_back"),
+    "distances": ("cdist",),
     "casts and copies": ("direct_copy", "bfloat16_copy"),
     "element-wise": ("elementwise", "multi_tensor"),
 }
@@ -44,8 +44,10 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, words in KINDS.items() if any(word in kernel for word in words)), "other")
 
 
-def summarise(seconds: float, total: float, kernels: Sequence[tuple[float, int, str]]) -> dict[str, Any]:
-    """Shares by kind of `total` milliseconds, from (milliseconds, launches, name) of the longest kernels."""
+def summarise(seconds: float, seen: torch.profiler.profile, listed: int = LISTED) -> dict[str, Any]:
+    """Milliseconds of kernels that were seen, shares of them by kind, and the longest kernels."""
+    found = sorted(((e.self_device_time_total / 1e3, e.count, e.key) for e in seen.key_averages()), reverse=True)
+    total, kernels = sum(milliseconds for milliseconds, _, _ in found), found[:listed]
     shares: dict[str, float] = {}
     for milliseconds, _, name in kernels:
         shares[kind_of(name)] = shares.get(kind_of(name), 0.0) + milliseconds / total
@@ -80,8 +82,7 @@ def profile(method: str) -> dict[str, Any]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
             time_round(engine, server, 3, sites)
         seconds = time_round(engine, server, 4, sites).whole
-    found = sorted(((e.self_device_time_total / 1e3, e.count, e.key) for e in seen.key_averages()), reverse=True)
-    return summarise(seconds, sum(ms for ms, _, _ in found), found[:LISTED])
+    return summarise(seconds, seen)
 
 
 def main() -> None:

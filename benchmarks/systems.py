@@ -59,6 +59,9 @@ SYSTEMS = {
     "fedbm-ham10000": System(replace(HAM10000, pixels=128), (1, 2, 4, 7, 8), **GENERATOR_ROUNDS),
 }
 
+#: how a GPU is used at its best
+CUDA = ("compute.precision='bf16'", "compute.channels_last=true", "compute.deterministic=false")
+
 
 @dataclass
 class Times:
@@ -98,17 +101,11 @@ def measure(name: str, device: str, tiny: bool) -> dict[str, float | str]:
         sizes, valid = (tuple(size // 100 + 2 for size in part) for part in (federated.sizes, federated.valid))
         federated = replace(federated, pixels=32, sizes=sizes, valid=valid)
     federation = federated.federation()
-    cuda = (
-        "compute.precision='bf16'",
-        "compute.channels_last=true",
-        "compute.deterministic=false",
-        f"compute.slots={len(federation.sites)}",
-    )
     settings = [
         "net.weights='none'",
         "evaluation.trained=false",
         "evaluation.trained_test=false",
-        *(cuda if device == "cuda" else ()),
+        *((*CUDA, f"compute.slots={len(federation.sites)}") if device == "cuda" else ()),
         *(("augment.size=32", "train.epochs=1", "net.name='small-cnn'") if tiny else ()),
     ]
     config = make_config(federated.preset, settings)
