@@ -41,6 +41,10 @@ STUDIES = {
         {1: "balanced_accuracy", 3: "balanced_auc", 5: "macro_f1", 6: "worst_class_recall"},
         {"fedavg": "FedAvg", "fednpr": "FedNPR", "fednpr-per": "FedNPR-Per"},
     ),
+    "fediic-ham10000": (
+        {2: "balanced_accuracy", 4: "macro_f1", 6: "accuracy", 8: "balanced_auc", 9: "worst_class_recall"},
+        {"fedavg": "FedAvg", "creff": "CReFF", "fediic": "FedIIC"},
+    ),
 }
 
 
