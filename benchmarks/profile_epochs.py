@@ -32,6 +32,7 @@ KINDS = {
     "convolutions": ("xmma", "cutlass", "convolve", "wgrad", "dgrad"),
     "matrix products": ("gemm", "nvjet", "cublas"),
     "max pooling": ("max_pool", "_choose", "_hand_back"),
+    "upsampling": ("upsample", "_spread", "_add_up"),
     "distances": ("cdist",),
     "casts and copies": ("direct_copy", "bfloat16_copy"),
     "element-wise": ("elementwise", "multi_tensor"),

@@ -4,7 +4,6 @@ Their kernels run here in Triton's interpreter where Triton is installed, and on
 """
 
 import copy
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,8 @@ from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.quick.convolution import QuickConv2d, quicken_convolutions, rounded_weights
 from equipoise.nets.quick.depthwise import DepthwiseConv2d, prove, quick_depthwise_kernels, quicken_depthwise
+from kernel_tools import DEVICE, require_triton
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAME, NONE = (1, 1, 1, 1), (0, 0, 0, 0)
 #: shape of images, side of kernels, stride, margins
 CASES = [
@@ -39,9 +38,7 @@ CASES = [
 
 @pytest.fixture
 def kernels():
-    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+    require_triton()
     return quick_depthwise_kernels()
 
 

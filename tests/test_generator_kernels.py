@@ -4,41 +4,34 @@ The kernels run here in Triton's interpreter where Triton is installed, and on a
 """
 
 import copy
-import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets.generator import ConditionalGenerator
-from equipoise.nets.quick import doubling, moments
+from equipoise.nets.quick import doubling, moments, quicken
 from equipoise.nets.quick.doubling import QuickUpsample, quicken_doubling
 from equipoise.nets.quick.moments import channel_moments
+from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 5, 7), (2, 136, 9, 3), (6, 8, 40, 30)]
+SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 5, 7), (2, 136, 9, 3), (3, 8, 24, 20)]
 
 
 @pytest.fixture
 def triton():
     """Kernels can run, on a GPU or in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
-
-
-def random_images(shape):
-    """Images (B, C, H, W), channels last."""
-    torch.manual_seed(0)
-    return (torch.randn(shape, device=DEVICE) + 3).contiguous(memory_format=torch.channels_last)
+    require_triton()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_doubling_gives_torchs_values_and_first_and_second_gradients(triton, shape):
     kernels = doubling.quick_doubling_kernels()
-    images = random_images(shape)
+    images = random_images(shape, offset=3)
     weights = torch.randn(shape[0], shape[1], 2 * shape[2], 2 * shape[3], device=DEVICE)
 
     def results(double):
@@ -57,7 +50,7 @@ def test_doubling_gives_torchs_values_and_first_and_second_gradients(triton, sha
 @pytest.mark.parametrize("shape", SHAPES)
 def test_moments_give_torchs_values_and_first_and_second_gradients(triton, shape):
     kernels = moments.quick_moments_kernels()
-    images, weights = random_images(shape), torch.linspace(-1, 2, shape[1], device=DEVICE)
+    images, weights = random_images(shape, offset=3), torch.linspace(-1, 2, shape[1], device=DEVICE)
 
     def results(of):
         x = images.clone().requires_grad_()
@@ -71,9 +64,9 @@ def test_moments_give_torchs_values_and_first_and_second_gradients(triton, shape
         assert_close(ours, torchs)
 
 
-def test_a_value_far_from_the_first_pixel_spoils_only_its_own_channel(triton):
+def test_what_is_no_number_spoils_the_moments_of_its_own_channel_alone(triton):
     kernels = moments.quick_moments_kernels()
-    images = random_images((2, 8, 4, 4))
+    images = random_images((2, 8, 4, 4), offset=3)
     images[1, 2, 0, 0], images[0, 5, 3, 3] = torch.nan, torch.inf
     mean, variance = kernels.Moments.apply(images)
     fine = [channel for channel in range(8) if channel not in (2, 5)]
@@ -88,16 +81,27 @@ def test_both_prove_themselves(triton):
     moments.prove(moments.quick_moments_kernels(), torch.device(DEVICE))
 
 
-def test_kernels_with_wrong_values_do_not_pass(triton, monkeypatch):
-    class Wrong:
-        @staticmethod
-        def apply(x):
-            return F.interpolate(x, scale_factor=2) * 1.1
+def test_kernels_with_wrong_values_do_not_pass(triton):
+    wrong = SimpleNamespace(
+        Doubling=SimpleNamespace(apply=lambda x: F.interpolate(x.float(), scale_factor=2) * 1.1),
+        Moments=SimpleNamespace(apply=lambda x: (x.float().mean((0, 2, 3)), x.float().var((0, 2, 3)) * 1.1)),
+    )
+    for module in (doubling, moments):
+        with pytest.raises(AssertionError, match="other values"):
+            module.prove(wrong, torch.device(DEVICE))
 
-    kernels = doubling.quick_doubling_kernels()
-    monkeypatch.setattr(kernels, "Doubling", Wrong)
-    with pytest.raises(AssertionError, match="other values"):
-        doubling.prove(kernels, torch.device(DEVICE))
+
+@pytest.mark.parametrize(("images", "fit"), FITTING)
+def test_the_kernels_are_for_bfloat16_images_channels_last_on_a_gpu(monkeypatch, images, fit):
+    taken = []
+    apply = SimpleNamespace(apply=lambda x: taken.append(x) or (x, x))
+    kernels = SimpleNamespace(Doubling=apply, Moments=apply)
+    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.quick.moments.quick_moments_kernels", lambda: kernels)
+    with FakeTensorMode():
+        QuickUpsample(scale_factor=2)(fake_images(**images))
+        channel_moments(fake_images(**images))
+    assert len(taken) == (2 if fit else 0)
 
 
 def test_without_kernels_torch_gives_means_and_variances():
@@ -111,7 +115,7 @@ def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewher
     monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", object)
     plain = ConditionalGenerator(4, 16, width=8)
     quick = copy.deepcopy(plain)
-    quicken_doubling(quick)
+    quicken(quick)
     assert sum(isinstance(layer, QuickUpsample) for layer in quick.modules()) == 4
     assert list(quick.state_dict()) == list(plain.state_dict())
     codes = torch.randn(3, 4)

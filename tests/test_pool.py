@@ -3,7 +3,6 @@
 Its kernels run here in Triton's interpreter where Triton is installed, and on a GPU where there is one.
 """
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,16 +13,14 @@ from torch.nn import functional as F
 
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.quick.pool import QuickMaxPool2d, quick_pool_kernels, quicken_pools
+from kernel_tools import DEVICE, require_triton
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 8, 6), (2, 64, 6, 6), (1, 136, 4, 4)]
 
 
 @pytest.fixture
 def kernels():
-    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+    require_triton()
     return quick_pool_kernels()
 
 

@@ -3,7 +3,6 @@
 Its kernels run here in Triton's interpreter where Triton is installed, and on a GPU where there is one.
 """
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -15,11 +14,12 @@ from torch.nn import functional as F
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.quick import quicken
+from equipoise.nets.quick.activations import ACTIVATIONS
 from equipoise.nets.quick.norm import QuickBatchNorm2d, quick_kernels
 from equipoise.nets.quick.pool import QuickMaxPool2d, quick_pool_kernels
 from equipoise.nets.quick.pooled_norm import PooledBatchNorm2d, prove, quick_pooled_kernels
+from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = (0.1, 1e-5)
 #: of more than 1,024 pixels, of which both ways add up statistics alike
 SHAPES = [(2, 5, 24, 26), (3, 24, 20, 22), (1, 72, 34, 32), (2, 64, 24, 24)]
@@ -29,19 +29,12 @@ SMALL_SHAPES = [(1, 1, 2, 2), (2, 5, 4, 6), (4, 32, 8, 8)]
 
 @pytest.fixture
 def kernels():
-    pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+    require_triton()
     return quick_pooled_kernels()
 
 
 def channels_last(values):
     return values.to(DEVICE).contiguous(memory_format=torch.channels_last)
-
-
-def random_images(shape, dtype=torch.float32):
-    torch.manual_seed(0)
-    return channels_last((2 * torch.randn(shape) + 5).to(dtype))
 
 
 def halved(shape):
@@ -99,7 +92,7 @@ def test_values_choices_and_statistics_are_those_of_one_after_the_other(kernels,
     assert_as_one_by_one(kernels, random_images(shape, dtype))
 
 
-@pytest.mark.parametrize("activation", ["", "relu6", "silu"])
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 def test_other_activations_are_those_of_one_after_the_other(kernels, activation):
     assert_as_one_by_one(kernels, random_images(SHAPES[1], torch.bfloat16), activation)
 
@@ -209,8 +202,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", lambda: norms)
     monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", object)
     monkeypatch.setattr("equipoise.nets.quick.pooled_norm.quick_pooled_kernels", lambda: both)
-    for module in ("norm", "pooled_norm"):
-        monkeypatch.setattr(f"equipoise.nets.quick.{module}.suit", lambda images: True)
+    monkeypatch.setattr("equipoise.nets.quick.norm.suits", lambda images: True)
     return SimpleNamespace(alone=alone, pooling=pooling)
 
 
@@ -268,25 +260,18 @@ def test_without_kernels_norms_and_pools_work_one_after_the_other(stand_in, monk
 
 
 @pytest.mark.parametrize(
-    ("settings", "quick"),
-    [
-        ({}, True),
-        ({"training": False}, False),
-        ({"device": "cpu"}, False),
-        ({"dtype": torch.float32}, False),
-        ({"memory_format": torch.contiguous_format}, False),
-        ({"size": (2, 8, 5, 4)}, False),
-        ({"size": (2, 8, 4, 5)}, False),
-    ],
+    ("images", "fit"), [*FITTING, ({"size": (2, 8, 5, 4)}, False), ({"size": (2, 8, 4, 5)}, False)]
 )
-def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_training(monkeypatch, settings, quick):
+@pytest.mark.parametrize("training", [True, False])
+def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_training(
+    monkeypatch, images, fit, training
+):
     taken = []
     kernels = SimpleNamespace(PooledBatchNormTraining=SimpleNamespace(apply=lambda x, *_: taken.append(x) or x))
     monkeypatch.setattr("equipoise.nets.quick.pooled_norm.quick_pooled_kernels", lambda: kernels)
     monkeypatch.setattr(QuickBatchNorm2d, "forward", lambda self, images: images)
-    norm = PooledBatchNorm2d(8).train(settings.get("training", True))
-    device, dtype = settings.get("device", "cuda"), settings.get("dtype", torch.bfloat16)
-    layout = settings.get("memory_format", torch.channels_last)
+    norm = PooledBatchNorm2d(8).train(training)
     with FakeTensorMode():  # has tensors "on a GPU" everywhere
-        out = norm(torch.empty(settings.get("size", (2, 8, 4, 4)), device=device, dtype=dtype, memory_format=layout))
-    assert bool(taken) == quick == getattr(out, "activated", False) == getattr(out, "pooled", False)
+        out = norm(fake_images(**images))
+    marks = getattr(out, "activated", False), getattr(out, "pooled", False)
+    assert bool(taken) == (fit and training) and marks == (bool(taken), bool(taken))

@@ -1,5 +1,7 @@
 """FedBM: its limit cases, the frozen classifier, the generator and the images that it gives to the sites."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -162,6 +164,31 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_three_terms():
     torch.testing.assert_close(semantic, server.parts.classifier.loss(output, labels))
     torch.testing.assert_close(loss(2, 0)[0] - semantic, 2 * diversity(codes, images, labels, 4))
     torch.testing.assert_close(loss(0, 0.1)[0] - semantic, 0.1 * norm_statistics_gap(*zip(*seen)))
+
+
+def test_generator_and_teacher_work_in_the_precision_of_the_sites(monkeypatch):
+    training = FedBMServer(setting_of(*SMALL)).generator_training
+    inside, entered = [False], []
+
+    @contextmanager
+    def precision():
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    monkeypatch.setattr(training, "precision", precision)
+    for part in (training.parts.generator, training.parts.net):
+        part.register_forward_pre_hook(lambda *_: entered.append(inside[0]))
+    training.step()
+    assert entered == [True, True]
+
+
+@pytest.mark.parametrize(("device", "precision", "expected"), [("cuda", "bf16", True), ("cuda", "tf32", False)])
+def test_autocast_is_for_bfloat16(device, precision, expected):
+    config = tiny_config("fedbm", f"compute.precision={precision!r}")
+    setting = Setting.of(config, get_method("fedbm"), tiny_federation(config), device)
+    assert setting.autocasts == expected
+    assert not setting_of("compute.precision='bf16'").autocasts, "on a CPU"
 
 
 def golden_teacher(arrays):

@@ -19,7 +19,7 @@ from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.repeat import Repeated
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.methods._fedbm_parts import Parts
-from equipoise.nets.quick.moments import channel_moments
+from equipoise.nets.quick.moments import channel_moments, quick_moments_kernels
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
 BETAS = (0.5, 0.999)  # of Adam
@@ -37,6 +37,8 @@ class GeneratorTraining:
         self.optimiser = Optimiser(
             parts.generator.named_parameters(), OptimiserConfig(name="adam", betas=BETAS, lr=self.options.generator_lr)
         )
+        if setting.autocasts:
+            quick_moments_kernels()  # prove themselves now, and not in the middle of a step
         self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
 
     def run(self, random: torch.Generator) -> None:

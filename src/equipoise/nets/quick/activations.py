@@ -17,7 +17,10 @@ class Follows(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Values of any shape."""
-        return values if getattr(values, "activated", False) else super().forward(values)
+        if not getattr(values, "activated", False):
+            return super().forward(values)
+        values.activated = False  # type: ignore[attr-defined] # an activation after this one has its own work to do
+        return values
 
 
 class QuickReLU(Follows, nn.ReLU):

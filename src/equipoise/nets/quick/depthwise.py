@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.nets.quick.convolution import QuickConv2d
-from equipoise.nets.quick.proof import proven, random_images
+from equipoise.nets.quick.proof import proven, random_images, suits
 
 #: sides of kernels and strides that the kernels are proven for
 SIDES, STRIDES = (3, 5), (1, 2)
@@ -48,8 +48,7 @@ def _suits(images: Tensor, weight: Tensor, margins: Margins) -> bool:
     left, right, top, bottom = margins
     height, width = images.shape[-2] + top + bottom, images.shape[-1] + left + right
     proper = len(images) > 0 and min(height, width) >= weight.shape[-1]
-    quick = images.is_cuda and images.dtype == weight.dtype == torch.bfloat16
-    return quick and proper and images.is_contiguous(memory_format=torch.channels_last)
+    return suits(images) and weight.dtype == images.dtype and proper
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equipoise.nets.quick.layout import channel_groups
+
 #: channels of a program, and how many strips or blocks of pixels: 8 values for each of its 128 threads
 WIDTH, TILE = 32, 32
 #: pixels side by side that a thread makes at once, since they share most of what they are made from
@@ -25,8 +27,6 @@ STRIP = 4
 PROGRAMS = 512
 #: partial sums of a weight's gradient, and channels of them, that a program adds up at a time
 TOTALS_ROWS, TOTALS_WIDTH = 256, 16
-#: channels are counted in groups of 8 where they can be: what a thread reads at once
-GROUP = 8
 #: sizes that get no kernel of their own: compiling one takes longer than it saves
 SIZES = [
     "strips", "blocks", "stretch", "stretches", "lines", "height", "width", "down", "across", "high", "wide",
@@ -177,9 +177,8 @@ def _empty(like: Tensor, height: int, width: int) -> Tensor:
 
 def _channels(images: Tensor) -> tuple[int, int, dict[str, int]]:
     """Programs for the channels of images, their number of groups, and the constants of kernels."""
-    channels = images.shape[1]
-    group = GROUP if channels % GROUP == 0 else 1
-    return triton.cdiv(channels, WIDTH), channels // group, {"TILE": TILE, "WIDTH": WIDTH, "OF": group}
+    groups, group = channel_groups(images.shape[1])
+    return triton.cdiv(images.shape[1], WIDTH), groups, {"TILE": TILE, "WIDTH": WIDTH, "OF": group}
 
 
 def _strips(images: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from importlib import import_module
@@ -14,33 +15,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.nets.quick.activations import ACTIVATIONS, name_of
-from equipoise.nets.quick.proof import assert_alike, proven, random_images
+from equipoise.nets.quick.proof import assert_alike, proven, random_images, suits
 
 #: shapes of few and of many rows, and activations, with which the kernels prove themselves
 FEW, MANY = (4, 16, 8, 8), (8, 40, 24, 24)
-PROBES = ((MANY, "relu"), *((FEW, activation) for activation in ACTIVATIONS))
+PROBES = ((MANY, "relu"), *((FEW, activation) for activation in ("", *ACTIVATIONS)))
 
 
 class QuickBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d`, by kernels of its own for bfloat16 images that lie channels-last on a GPU, in training and when
-    gradients go through a layer that stands still."""
+    gradients go through a layer that stands still.
+
+    The layer after it has to get the very tensor that comes out: a hook that puts another in its place would have the
+    activation done twice."""
 
     activation: str = ""
     """What follows directly and may be done at once, which then costs nothing."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W), normalised; where the activation was done too, marked as `activated`."""
-        kernels = quick_kernels()
-        assert kernels is not None
-        if self.training and suit(images):
-            out = kernels.BatchNormTraining.apply(images, *self.arguments())
-        elif not self.training and images.requires_grad and not self.weight.requires_grad and suit(images):
+        if self.trains(images):
+            out = _kernels().BatchNormTraining.apply(images, *self.arguments())
+        elif self._stands_still(images):
             fixed = (self.weight, self.bias, self.running_mean, self.running_var)
-            out = kernels.FrozenBatchNorm.apply(images, *fixed, self.eps, self.activation)
+            out = _kernels().FrozenBatchNorm.apply(images, *fixed, self.eps, self.activation)
         else:
             return super().forward(images)
         out.activated = bool(self.activation)
         return out
+
+    def trains(self, images: Tensor) -> bool:
+        """Whether the kernels can do these images in training; a single row is left to torch to refuse."""
+        return self.training and suits(images) and images.numel() > images.shape[1]
+
+    def _stands_still(self, images: Tensor) -> bool:
+        """Whether gradients go through to these images alone."""
+        wanted = torch.is_grad_enabled() and images.requires_grad
+        fixed = not (self.training or self.weight.requires_grad or self.bias.requires_grad)
+        return wanted and fixed and suits(images) and images.numel() > 0
 
     def arguments(self) -> tuple[Any, ...]:
         """What the kernels want to know beside the images."""
@@ -52,10 +64,10 @@ class QuickBatchNorm2d(nn.BatchNorm2d):
 BLOCKS = {"_swish": ("_bn0", "_bn1"), "act": ("bn1",)}
 
 
-def suit(images: Tensor) -> bool:
-    """Whether the kernels can do these images."""
-    quick = images.is_cuda and images.dtype == torch.bfloat16 and images.shape[0] * images.shape[2:].numel() > 1
-    return quick and images.is_contiguous(memory_format=torch.channels_last)
+def _kernels() -> ModuleType:
+    kernels = quick_kernels()
+    assert kernels is not None
+    return kernels
 
 
 @lru_cache(maxsize=1)
@@ -76,6 +88,7 @@ def prove(kernels: ModuleType, device: torch.device) -> None:
     spoilt = random_images(FEW, device, 0)
     spoilt[0, 1, 0, 0] = torch.nan
     _compare(kernels, spoilt, "relu")
+    _compare_frozen(kernels, random_images(MANY, device, 0), "relu")
 
 
 def _compare(kernels: ModuleType, values: Tensor, activation: str) -> None:
@@ -89,12 +102,26 @@ def _compare(kernels: ModuleType, values: Tensor, activation: str) -> None:
         if quick:
             out = kernels.BatchNormTraining.apply(x, weight, bias, (mean, variance, count), 0.1, 1e-5, activation)
         else:
-            normal = F.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5)
-            out = ACTIVATIONS[activation].function(normal)
+            out = _activated(F.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5), activation)
         found = torch.autograd.grad(out, (x, weight, bias), given.to(out.dtype))
         results.append((out, *found, mean, variance))
     for ours, torchs in zip(*results):
         assert_alike(ours, torchs)
+
+
+def _compare_frozen(kernels: ModuleType, values: Tensor, activation: str) -> None:
+    given = random_images(tuple(values.shape), values.device, 1)
+    known = [torch.linspace(first, 1, values.shape[1], device=values.device) for first in (-0.5, -1, 0.3, 0.5)]
+    weight, bias, mean, variance = known
+    ours, torchs = (values.detach().clone().requires_grad_() for _ in range(2))
+    out = kernels.FrozenBatchNorm.apply(ours, *known, 1e-5, activation)
+    usual = _activated(F.batch_norm(torchs.float(), mean, variance, weight, bias, False, 0.1, 1e-5), activation)
+    assert_alike(out, usual)
+    assert_alike(*torch.autograd.grad(out, ours, given), *torch.autograd.grad(usual, torchs, given.float()))
+
+
+def _activated(values: Tensor, activation: str) -> Tensor:
+    return ACTIVATIONS[activation].function(values) if activation else values
 
 
 def quicken_norms(net: nn.Module) -> None:
@@ -105,12 +132,20 @@ def quicken_norms(net: nn.Module) -> None:
     if quick_kernels() is None:
         return
     for module in net.modules():
-        if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats and module.momentum:
+        if type(module) is nn.BatchNorm2d and _usual(module):
             module.__class__ = QuickBatchNorm2d
+    owners = Counter(id(layer) for owner in net.modules() for layer in owner.children())
     for layer, following in list(_neighbours(net)):
         name = name_of(following)
-        if isinstance(layer, QuickBatchNorm2d) and name:
+        # What is used in several places may be followed by something else in one of them.
+        if isinstance(layer, QuickBatchNorm2d) and owners[id(layer)] == 1 and name:
             layer.activation, following.__class__ = name, ACTIVATIONS[name].quick
+
+
+def _usual(norm: nn.BatchNorm2d) -> bool:
+    """Whether a norm has weight, bias and running statistics that move by a set share."""
+    whole = norm.affine and norm.bias is not None and norm.track_running_stats
+    return whole and norm.momentum is not None and norm.momentum > 0
 
 
 def _neighbours(net: nn.Module) -> Iterator[tuple[nn.Module | None, nn.Module]]:

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs
-"""Batch norm of channels-last images in training, with or without an activation after it, as Triton kernels for a GPU.
+"""Batch norm of channels-last images, with or without an activation after it, as Triton kernels for a GPU: in training,
+and by statistics that stand still.
 
 An image batch (B, C, H, W) lies in memory as rows of C channels. Sums over rows are taken in float32 and in a fixed
 order: no atomics, so that repeats give the same bits. Of many rows they are taken in two stages, first over stretches
@@ -35,6 +36,13 @@ def tile(start, rows, columns, channels, TILE: tl.constexpr):
 def of_channels(values, columns, channels):
     """Numbers (WIDTH,) of some channels."""
     return tl.load(values + columns, mask=columns < channels, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def known_of(mean, inverse, weight, bias, columns, channels):
+    """Mean, inverse deviation, weight and bias (WIDTH,) of some channels."""
+    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
+    return centre, scale, of_channels(weight, columns, channels), of_channels(bias, columns, channels)
 
 
 @triton.jit
@@ -183,8 +191,7 @@ def gradient_sums(x, given, mean, inverse, weight, bias, partial, rows, stretch,
     """Partial sums (stretches, 2, C) of the gradient `given`, and of that times the normalised x."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
-    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     begin = tl.program_id(0) * stretch
     first, second = _sum_gradients(
         x, given, centre, scale, gain, shift, begin, begin + stretch, rows, columns, channels, ACT, TILE, WIDTH
@@ -232,8 +239,7 @@ def each_normal(x, out, mean, inverse, weight, bias, rows, groups, ACT: tl.const
     """x, normalised: a tile for each program."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
-    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     begin = tl.program_id(0) * TILE
     _write_normal(x, out, centre, scale, gain, shift, begin, begin + TILE, rows, columns, channels, ACT, TILE)
 
@@ -244,14 +250,27 @@ def each_gradient(x, given, out, mean, inverse, weight, bias, of_weight, of_bias
     """The gradient of x: a tile for each program."""
     channels = groups * OF
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
-    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     slope, level = of_channels(of_weight, columns, channels), of_channels(of_bias, columns, channels)
     begin = tl.program_id(0) * TILE
     end = begin + TILE
     _write_gradient(
         x, given, out, centre, scale, gain, shift, slope, level, begin, end, rows, columns, channels, ACT, TILE
     )
+
+
+@triton.jit(do_not_specialize=SIZES)
+def still_gradient(x, given, out, mean, inverse, weight, bias, rows, groups, ACT: tl.constexpr, TILE: tl.constexpr,
+                   WIDTH: tl.constexpr, OF: tl.constexpr):  # fmt: skip
+    """The gradient of x where mean and deviation do not depend on it: a tile for each program."""
+    channels = groups * OF
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
+    offsets, wanted = tile(tl.program_id(0) * TILE, rows, columns, channels, TILE)
+    gradient = tl.load(given + offsets, mask=wanted, other=0.0).to(tl.float32)
+    values = normalised(tl.load(x + offsets, mask=wanted, other=0.0).to(tl.float32), centre, scale)
+    gradient = before_activation(gradient, values * gain[None, :] + shift[None, :], ACT)
+    tl.store(out + offsets, (gradient * (gain * scale)[None, :]).to(out.dtype.element_ty), mask=wanted)
 
 
 # ---- few rows: everything at once ---------------------------------------------------------------------------
@@ -279,8 +298,7 @@ def few_backward(x, given, out, mean, inverse, weight, bias, of_weight, of_bias,
     """The whole backward pass of some channels."""
     channels = groups * OF
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
-    gain, shift = of_channels(weight, columns, channels), of_channels(bias, columns, channels)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     level, slope = _sum_gradients(
         x, given, centre, scale, gain, shift, 0, rows, rows, columns, channels, ACT, TILE, WIDTH
     )

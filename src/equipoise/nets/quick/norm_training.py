@@ -1,4 +1,5 @@
-"""Batch norm in training, and an activation with it, for autograd: the kernels of `norm_kernels` put to work."""
+"""Batch norm in training and by statistics that stand still, and an activation with it, for autograd: the kernels of
+`norm_kernels` put to work."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import triton
 from torch import Tensor
 
 from equipoise.nets.quick.activations import ACTIVATIONS, LEAK
+from equipoise.nets.quick.layout import channel_groups, channel_width
 from equipoise.nets.quick.norm_kernels import (
     each_gradient,
     each_normal,
@@ -17,6 +19,7 @@ from equipoise.nets.quick.norm_kernels import (
     gradient_sums,
     gradient_totals,
     statistics,
+    still_gradient,
     value_sums,
 )
 
@@ -30,8 +33,6 @@ MOST_STRETCHES = 256
 TOTALS_WIDTH = 16
 #: rows that one program goes over by itself, for so many channels, so many values at a time
 FEW_ROWS, FEW_WIDTH, FEW_TILE_VALUES, FEW_WARPS = 1024, 16, 8192, 8
-#: channels are counted in groups of 8 where they can be: what a processor reads at once
-GROUP = 8
 
 
 class Plan:
@@ -41,10 +42,9 @@ class Plan:
         self.channels = x.shape[1]
         self.rows = x.numel() // self.channels
         self.few = self.rows <= few_rows
-        self.width = FEW_WIDTH if self.few else min(max(triton.next_power_of_2(self.channels), 32), 64)
+        self.width = FEW_WIDTH if self.few else channel_width(self.channels)
         self.tile = (FEW_TILE_VALUES if self.few else TILE_VALUES) // self.width
-        group = GROUP if self.channels % GROUP == 0 else 1
-        self.groups = self.channels // group
+        self.groups, group = channel_groups(self.channels)
         self.across = triton.cdiv(self.channels, self.width)
         self.sizes = {"TILE": self.tile, "WIDTH": self.width, "OF": group}
         self.stretch = triton.cdiv(triton.cdiv(self.rows, MOST_STRETCHES), self.tile) * self.tile
@@ -154,8 +154,7 @@ class FrozenBatchNorm(torch.autograd.Function):
         else:
             given = given.contiguous(memory_format=torch.channels_last)
             plan, of_x, act = Plan(x, few_rows=0), torch.empty_like(x), NUMBERS[ctx.activation]
-            still = torch.zeros_like(known[0])  # the gradient of weight and bias: statistics do not move with x
-            each_gradient[plan.each](x, given, of_x, *known, still, still, plan.rows, plan.groups, act, **plan.sizes)
+            still_gradient[plan.each](x, given, of_x, *known, plan.rows, plan.groups, act, **plan.sizes)
         return of_x, None, None, None, None, None, None
 
 

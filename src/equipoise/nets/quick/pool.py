@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.nets.quick.proof import proven, random_images
+from equipoise.nets.quick.proof import proven, random_images, suits
 
 
 class QuickMaxPool2d(nn.MaxPool2d):
@@ -23,17 +23,11 @@ class QuickMaxPool2d(nn.MaxPool2d):
         if getattr(images, "pooled", False):
             images.pooled = False  # type: ignore[attr-defined] # pooling after this one has its own work to do
             return images
-        if not (self.training and _suits(images)):
+        if not (self.training and suits(images) and sides_even(images)):
             return super().forward(images)
         kernels = quick_pool_kernels()
         assert kernels is not None
         return kernels.MaxPoolTraining.apply(images)
-
-
-def _suits(images: Tensor) -> bool:
-    """Whether the kernels can do these images."""
-    quick = images.is_cuda and images.dtype == torch.bfloat16 and sides_even(images)
-    return quick and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def sides_even(images: Tensor) -> bool:

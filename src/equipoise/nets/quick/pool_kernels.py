@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equipoise.nets.quick.layout import channel_groups, channel_width
+
 #: values that a program gives out (forward) or takes in (backward): 8 for each of its 128 threads
 TILE_VALUES = 1024
-#: channels are counted in groups of 8 where they can be: what a thread reads at once
-GROUP = 8
 #: sizes that get no kernel of their own: compiling one takes longer than it saves
 SIZES = ["pixels", "across", "groups"]
 
@@ -83,13 +83,13 @@ def _hand_back(gradient, chosen, of_x, pixels, across, groups, TILE: tl.constexp
 
 
 def plan_windows(pooled: Tensor) -> tuple[tuple[int, int], tuple[int, int, int], dict[str, int]]:
-    """The grid, the sizes and the constants of either kernel, for an output (B, C, H / 2, W / 2)."""
+    """The grid, the sizes and the constants of a kernel for windows, of which there is one for each pixel of `pooled`
+    (B, C, H, W)."""
     batch, channels, down, across = pooled.shape
-    width = min(max(triton.next_power_of_2(channels), 32), 64)
-    tile, group = TILE_VALUES // width, GROUP if channels % GROUP == 0 else 1
-    pixels = batch * down * across
+    width, (groups, group) = channel_width(channels), channel_groups(channels)
+    tile, pixels = TILE_VALUES // width, batch * down * across
     grid = triton.cdiv(pixels, tile), triton.cdiv(channels, width)
-    return grid, (pixels, across, channels // group), {"TILE": tile, "WIDTH": width, "OF": group}
+    return grid, (pixels, across, groups), {"TILE": tile, "WIDTH": width, "OF": group}
 
 
 def empty_images(like: Tensor, height: int, width: int, dtype: torch.dtype) -> Tensor:

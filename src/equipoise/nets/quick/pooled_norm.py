@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.nets.quick.activations import Follows
-from equipoise.nets.quick.norm import QuickBatchNorm2d, quick_kernels, suit
+from equipoise.nets.quick.norm import QuickBatchNorm2d, quick_kernels
 from equipoise.nets.quick.pool import QuickMaxPool2d, sides_even
 from equipoise.nets.quick.proof import assert_alike, proven, random_images
 
@@ -26,7 +26,7 @@ class PooledBatchNorm2d(QuickBatchNorm2d):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W), normalised; where both were done too, (B, C, H / 2, W / 2), marked as `activated` and
         `pooled`."""
-        if not (self.training and suit(images) and sides_even(images)):
+        if not (self.trains(images) and sides_even(images)):
             return super().forward(images)
         kernels = quick_pooled_kernels()
         assert kernels is not None

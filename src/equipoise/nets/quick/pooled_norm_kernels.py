@@ -3,8 +3,9 @@
 for a GPU that neither write nor read what lies between them.
 
 Values are rounded before the largest is chosen, as if they had been written, so that all three give the same bits
-together as one by one. The forward pass keeps, for each window, which value was chosen and the x that it was made of:
-the gradients of weight and bias are sums over these alone.
+together as one by one (where there are many rows; statistics of few are added up in another order). The forward pass
+keeps, for each window, which value was chosen and the x that it was made of: the gradients of weight and bias are sums
+over these alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.nets.quick.norm_kernels import activated, before_activation, before_norm, normalised, of_channels
+from equipoise.nets.quick.norm_kernels import (
+    activated,
+    before_activation,
+    before_norm,
+    known_of,
+    normalised,
+    of_channels,
+)
 from equipoise.nets.quick.norm_training import (
     NUMBERS,
     Plan,
@@ -36,14 +44,6 @@ from equipoise.nets.quick.pool_kernels import (
 
 
 @triton.jit
-def _known(mean, inverse, weight, bias, channels, WIDTH: tl.constexpr):
-    """Mean, inverse deviation, weight and bias (WIDTH,) of this program's channels."""
-    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    centre, scale = of_channels(mean, columns, channels), of_channels(inverse, columns, channels)
-    return centre, scale, of_channels(weight, columns, channels), of_channels(bias, columns, channels)
-
-
-@triton.jit
 def _result(x, out, centre, scale, gain, shift, ACT: tl.constexpr):
     """What batch norm and activation make of x (TILE, WIDTH), as precise as `out` would hold it."""
     result = activated(normalised(x, centre, scale) * gain[None, :] + shift[None, :], ACT)
@@ -57,7 +57,8 @@ def _choose_normal(x, out, origins, chosen, mean, inverse, weight, bias, pixels,
     each row of an image, of `groups` groups `OF` so many channels."""
     channels = groups * OF
     pooled, corners, wanted = window_places(pixels, across, channels, TILE, WIDTH)
-    centre, scale, gain, shift = _known(mean, inverse, weight, bias, channels, WIDTH)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     origin = tl.load(x + corners, mask=wanted, other=0.0).to(tl.float32)
     best = _result(origin, out, centre, scale, gain, shift, ACT)
     choice = tl.zeros((TILE, WIDTH), dtype=tl.int32)
@@ -79,8 +80,8 @@ def _hand_back_normal(x, given, chosen, of_x, mean, inverse, weight, bias, of_we
     """The gradient of x, from that `given` of what came out and the gradients (C,) of weight and bias."""
     channels = groups * OF
     pooled, corners, wanted = window_places(pixels, across, channels, TILE, WIDTH)
-    centre, scale, gain, shift = _known(mean, inverse, weight, bias, channels, WIDTH)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    centre, scale, gain, shift = known_of(mean, inverse, weight, bias, columns, channels)
     slope, level = of_channels(of_weight, columns, channels), of_channels(of_bias, columns, channels)
     gradient = tl.load(given + pooled, mask=wanted, other=0.0).to(tl.float32)
     choice = tl.load(chosen + pooled, mask=wanted, other=0)

@@ -1,4 +1,4 @@
-"""Kernels that have to prove themselves on this machine before a net relies on them."""
+"""The images that our kernels are for, and how kernels prove themselves on this machine before a net relies on them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from equipoise.errors import first_line
 CLOSE = 0.02
 
 log = logging.getLogger(__name__)
+
+
+def suits(images: torch.Tensor) -> bool:
+    """Whether images (B, C, H, W) are what kernels are for: bfloat16, channels last, on a GPU."""
+    quick = images.is_cuda and images.dtype == torch.bfloat16
+    return quick and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def proven(
