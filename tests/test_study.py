@@ -180,7 +180,7 @@ def test_grid_fills_first_seeds_before_second_ones_and_keeps_later_ones_for_the_
     full = [cell.label for cell in grid(study, tmp_path, full=True)]
     assert full == ["a-seed1", "b-seed7", "c-seed1", "a-seed2", "a-seed3"]
     assert [cell.label for cell in grid(study, tmp_path, only=["c"], seeds=[4])] == ["c-seed4"]
-    with pytest.raises(UserError, match="no row 'd'; rows: a, b, c"):
+    with pytest.raises(UserError, match="no row 'd'; rows: 'a', 'b', 'c'"):
         grid(study, tmp_path, only=["d"])
 
 
@@ -753,6 +753,24 @@ def test_command_runs_chosen_rows_and_writes_the_report(tmp_path):
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["local"] and summary["not_run"] == ["fedavg"]
     assert (tmp_path / "tiny" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        (["a"], ["a"]),
+        (["a, b"], ["a, b"]),
+        (["a,c"], ["a", "c"]),
+        (["a, c"], ["a", "c"]),
+        (["a, b", "c"], ["a, b", "c"]),
+        ([], None),
+    ],
+)
+def test_rows_are_chosen_by_name_even_where_a_name_has_a_comma(asked, chosen):
+    from equipoise.study.cli import _rows
+
+    rows = [{"name": name, "method": "fedavg", "settings": {"seed": n}} for n, name in enumerate(["a", "a, b", "c"])]
+    assert _rows(tiny_study(row=rows), asked) == chosen
 
 
 @pytest.mark.parametrize("more", [["--report-only"], ["--limit-seconds", "0"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from equipoise.errors import UserError
 from equipoise.report.tables import METRIC_TITLES
-from equipoise.study.config import cell_config, check_different, grid, load_study, study_names
+from equipoise.study.config import StudyConfig, cell_config, check_different, grid, load_study, study_names
 from equipoise.study.progress import GridProgress
 from equipoise.study.report import write_study
 from equipoise.study.results import RowResult, StudyResults, collect
@@ -28,7 +29,7 @@ def study(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     together: Annotated[int, typer.Option(min=1, help="runs that share the device in this process")] = 1,
     workers: Annotated[int | None, typer.Option(min=1, help="worker processes of each run on a CPU")] = None,
-    only: Annotated[str | None, typer.Option(help="rows to run, comma separated")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="rows to run, comma separated; repeatable")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds to run instead of the file's, comma separated")] = None,
     full: Annotated[bool, typer.Option("--full", help="the full grid, with what the file keeps for later")] = False,
     limit_seconds: Annotated[
@@ -48,7 +49,7 @@ def study(
     if not report_only:
         over = [f"compute.device={device}"] if device else []
         over += [f"compute.workers={workers}"] if workers else []
-        cells = grid(config, folder, only.split(",") if only else None, _numbers(seeds), full)
+        cells = grid(config, folder, _rows(config, only), _numbers(seeds), full)
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = [(cell, cell_config(config, cell, [*over, *(settings or [])])) for cell in cells]
@@ -66,6 +67,13 @@ def study(
     if results.runs:
         console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     outcome.complain()
+
+
+def _rows(config: StudyConfig, asked: Sequence[str] | None) -> list[str] | None:
+    """The names of rows that were asked for, each by itself or between commas, which a name may have too."""
+    known = {row.name for row in config.rows}
+    parts = [[text] if text in known else text.split(",") for text in asked or ()]
+    return [name.strip() for part in parts for name in part] or None
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -184,7 +184,8 @@ def grid(
     """
     unknown = sorted(set(only or ()) - {row.name for row in study.rows})
     if unknown:
-        raise UserError(f"study {study.name} has no row {unknown[0]!r}; rows: {', '.join(r.name for r in study.rows)}")
+        names = ", ".join(repr(row.name) for row in study.rows)
+        raise UserError(f"study {study.name} has no row {unknown[0]!r}; rows: {names}")
     rows = [row for row in study.rows if only is None or row.name in only]
     wanted = {row.name: _seeds(study, row, seeds, full) for row in rows}
     return [
