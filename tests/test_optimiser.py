@@ -1,4 +1,4 @@
-"""Clipping: one norm for everything that is one model, and a norm of its own for each of several models."""
+"""The optimisers: steps as torch has them; clipping by one norm for each model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,42 @@ def moved(models: list[str] | None, gradients: list[torch.Tensor]) -> list[torch
     optimiser.lr.fill_(1.0)
     optimiser.update(gradients)
     return [-parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize(
+    ("name", "torchs"),
+    [
+        ("sgd", lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.3)),
+        ("adam", lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=0.3)),
+        ("adamw", lambda parameters: torch.optim.AdamW(parameters, 0.1, weight_decay=0.3)),
+    ],
+)
+def test_steps_are_torchs(name, torchs):
+    torch.manual_seed(0)
+    ours, others = ([nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.full((4,), -2.0))] for _ in range(2))
+    optimiser = Optimiser([("a", ours[0]), ("b", ours[1])], OptimiserConfig(name=name, lr=0.1, weight_decay=0.3))
+    optimiser.lr.fill_(0.1)
+    usual = torchs(others)
+    for _ in range(5):
+        gradients = [torch.randn_like(parameter) for parameter in ours]
+        optimiser.update(gradients)
+        for parameter, gradient in zip(others, gradients):
+            parameter.grad = gradient
+        usual.step()
+    for one, other in zip(ours, others):
+        torch.testing.assert_close(one, other)
+
+
+def test_adam_makes_weight_decay_as_long_as_any_gradient_and_adamw_does_not():
+    def after_a_step(name):
+        parameter = nn.Parameter(torch.ones(2))
+        optimiser = Optimiser([("a", parameter)], OptimiserConfig(name=name, weight_decay=5e-4))
+        optimiser.lr.fill_(0.01)
+        optimiser.update([torch.zeros(2)])
+        return parameter.detach()
+
+    torch.testing.assert_close(after_a_step("adam"), torch.full((2,), 1 - 0.01), rtol=1e-4, atol=0)
+    torch.testing.assert_close(after_a_step("adamw"), torch.full((2,), 1 - 0.01 * 5e-4))
 
 
 def test_each_model_is_clipped_as_if_the_others_were_not_there():

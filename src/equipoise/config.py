@@ -37,11 +37,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimiserConfig(Table):
     """The optimiser of a site's local training."""
 
-    name: Literal["sgd", "adam"] = Field("sgd", description="the kind of step")
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the kind of step")
     lr: PositiveFloat = Field(0.02, description="learning rate of the first round")
     momentum: Decay = Field(0.9, description="SGD only")
-    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam only")
-    weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
+    weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient; AdamW: by itself, times the rate")
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
 

@@ -1,4 +1,4 @@
-"""SGD and Adam whose whole state is tensors allocated once, so that a captured step can be replayed at any site."""
+"""SGD, Adam and AdamW, whose state is tensors allocated once, so that a captured step can be replayed at any site."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.config import OptimiserConfig
+
+#: AdamW's weight decay is no part of the gradient, which Adam would make as long as any other
+ADAMS = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}
 
 
 class Optimiser:
@@ -29,10 +32,10 @@ class Optimiser:
         self.models = list(models) if models is not None else [""] * len(named)
         device = self.parameters[0].device
         self.lr = torch.zeros((), device=device)
-        kinds = {"sgd": ("momentum",) if config.momentum else (), "adam": ("mean", "square")}[config.name]
+        kinds = ("mean", "square") if config.name in ADAMS else ("momentum",) if config.momentum else ()
         self.moments = {kind: [torch.zeros_like(p, requires_grad=False) for p in self.parameters] for kind in kinds}
         # Adam's bias correction counts steps per tensor: a parameter without gradient stands still.
-        self.counts = [torch.zeros((), device=device) for _ in self.parameters] if config.name == "adam" else []
+        self.counts = [torch.zeros((), device=device) for _ in self.parameters] if config.name in ADAMS else []
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that must outlive a round when the optimiser is kept."""
@@ -67,7 +70,7 @@ class Optimiser:
         else:
             counts = [self.counts[i] for i in used]
             torch._foreach_add_(counts, 1)
-            torch._fused_adam_(
+            ADAMS[self.config.name](
                 parameters,
                 grads,
                 moments[0],
