@@ -27,7 +27,8 @@ from systems import converse, time_round
 KINDS = {
     "batch norm": (
         *("batch_norm", "batchnorm", "value_sums", "gradient_sums", "statistics", "gradient_totals", "moments"),
-        *("each_normal", "each_gradient", "few_forward", "few_backward", "choose_normal", "hand_back_normal"),
+        *("each_normal", "each_gradient", "few_forward", "few_backward"),
+        *("still_gradient", "choose_normal", "hand_back_normal"),
     ),
     "convolutions": ("xmma", "cutlass", "convolve", "wgrad", "dgrad"),
     "matrix products": ("gemm", "nvjet", "cublas"),

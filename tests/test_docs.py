@@ -16,6 +16,13 @@ ENGINES = {
     "pfl": "pfl |",
     "flower-simulation": "Flower's simulation,",
 }
+SYSTEMS = {
+    "prr": "PRR, five epochs",
+    "fednpr": "FedNPR |",
+    "fediic": "FedIIC |",
+    "fedbm": "FedBM, PBC",
+    "fedbm-ham10000": "FedBM, HAM10000",
+}
 #: by study: what a table of docs/results.md shows in which column, and what it calls the rows of summary.json
 STUDIES = {
     "prr-dermoscopy": (
@@ -59,6 +66,13 @@ def cells(page: str, first: str, section: str = "") -> list[str]:
         text = text.partition(f"`{section}`\n")[2].partition("\n## ")[0]
     (row,) = [line for line in text.splitlines() if line.startswith(f"| {first}")]
     return [cell.strip(" *") for cell in row.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("system", measured("systems.json")["systems"], ids=lambda system: system["name"])
+def test_rounds_of_the_systems_are_the_measured_ones(system):
+    seconds, *shares = cells("performance.md", SYSTEMS[system["name"]])[1:]
+    assert seconds.split()[0] == f"{system['round_s']:.1f}"
+    assert shares == [f"{system[part]:.1%}".replace("%", " %") for part in ("server_share", "input_share")]
 
 
 @pytest.mark.parametrize("setting", measured("gpu.json")["settings"], ids=lambda setting: setting["name"])

@@ -32,6 +32,7 @@ from harness import (
 CONTRACT = contract_method.METHOD
 MEAN = ("evaluation.rule='mean_last'", "evaluation.last=3")
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001", "train.optimiser.keep=true")
+ADAMW = ("train.optimiser.name='adamw'", "train.optimiser.weight_decay=0.1")
 
 
 def variant(client: type[Client], server: type = FedAvgServer) -> Method:
@@ -49,10 +50,10 @@ def test_contract_method_runs_every_hook_and_keeps_state(tmp_path):
     assert server_state(folder)["counts"].sum() > 0
 
 
-@pytest.mark.parametrize("rule", [(), MEAN], ids=["best", "mean_last"])
+@pytest.mark.parametrize("more", [(), MEAN, ADAMW], ids=["best", "mean_last", "adamw"])
 @pytest.mark.parametrize("method", [CONTRACT, "local"], ids=["contract", "local"])
-def test_resume_gives_the_same_bits(tmp_path, method, rule):
-    settings = ("train.rounds=3", *ADAM, *rule)
+def test_resume_gives_the_same_bits(tmp_path, method, more):
+    settings = ("train.rounds=3", *ADAM, *more)
     straight = run_tiny(tmp_path / "straight", method, *settings)
     halted = tmp_path / "halted"
 

@@ -226,10 +226,13 @@ def test_an_activation_lets_through_once_what_was_activated():
 
 def test_a_norm_that_is_used_in_two_places_does_not_activate(monkeypatch):
     monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", object)
-    norm = nn.BatchNorm2d(3)
-    net = nn.Sequential(nn.Sequential(norm, nn.ReLU()), nn.Sequential(norm, nn.Tanh()))
-    quicken_norms(net)
-    assert isinstance(norm, QuickBatchNorm2d) and norm.activation == ""
+    for places in (
+        lambda norm: (nn.Sequential(norm, nn.ReLU()), norm),
+        lambda norm: (norm, nn.ReLU(), norm, nn.Tanh()),
+    ):
+        norm = nn.BatchNorm2d(3)
+        quicken_norms(nn.Sequential(*places(norm)))
+        assert isinstance(norm, QuickBatchNorm2d) and norm.activation == ""
 
 
 def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.quick import quicken
-from equipoise.nets.quick.activations import ACTIVATIONS
+from equipoise.nets.quick.activations import ACTIVATIONS, Follows
 from equipoise.nets.quick.norm import QuickBatchNorm2d, quick_kernels
 from equipoise.nets.quick.pool import QuickMaxPool2d, quick_pool_kernels
 from equipoise.nets.quick.pooled_norm import PooledBatchNorm2d, prove, quick_pooled_kernels
@@ -249,6 +249,14 @@ def test_norms_that_something_else_follows_do_not_pool(stand_in):
     )
     quicken(net)
     assert not any(isinstance(module, PooledBatchNorm2d) for module in net.modules())
+
+
+def test_a_norm_that_does_not_activate_does_not_pool(stand_in):
+    """One that is used in two places, before an activation that is part of another norm."""
+    norm, relu = nn.BatchNorm2d(3), nn.ReLU()
+    net = nn.Sequential(nn.Sequential(norm, relu, nn.MaxPool2d(2)), nn.Sequential(nn.BatchNorm2d(3), relu), norm)
+    quicken(net)
+    assert isinstance(relu, Follows) and norm.activation == "" and not isinstance(norm, PooledBatchNorm2d)
 
 
 def test_without_kernels_norms_and_pools_work_one_after_the_other(stand_in, monkeypatch):

@@ -3,7 +3,6 @@ anew for every shape."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from importlib import import_module
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.nets.quick.convolution import QuickConv2d
+from equipoise.nets.quick.owners import layers_of_one_place
 from equipoise.nets.quick.proof import proven, random_images, suits
 
 #: sides of kernels and strides that the kernels are proven for
@@ -111,11 +111,9 @@ def quicken_depthwise(net: nn.Module) -> None:
 def _depthwise_layers(net: nn.Module) -> Iterator[tuple[nn.Module, nn.Conv2d]]:
     """The convolutions that the kernels can do, and the one module that each is part of: what another adds before it
     would not be seen."""
-    owned = [(owner, layer) for owner in net.modules() for layer in owner.children()]
-    owners = Counter(id(layer) for _, layer in owned)
-    for owner, layer in owned:
+    for owner, layer in layers_of_one_place(net):
         known = type(layer) is nn.Conv2d or hasattr(layer, LITE_PADDING)
-        if known and owners[id(layer)] == 1 and isinstance(layer, nn.Conv2d) and _is_depthwise(layer):
+        if known and isinstance(layer, nn.Conv2d) and _is_depthwise(layer):
             yield owner, layer
 
 

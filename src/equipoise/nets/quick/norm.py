@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from importlib import import_module
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.nets.quick.activations import ACTIVATIONS, name_of
+from equipoise.nets.quick.owners import layers_of_one_place
 from equipoise.nets.quick.proof import assert_alike, proven, random_images, suits
 
 #: shapes of few and of many rows, and activations, with which the kernels prove themselves
@@ -134,11 +134,11 @@ def quicken_norms(net: nn.Module) -> None:
     for module in net.modules():
         if type(module) is nn.BatchNorm2d and _usual(module):
             module.__class__ = QuickBatchNorm2d
-    owners = Counter(id(layer) for owner in net.modules() for layer in owner.children())
+    # What is used in several places may be followed by something else in one of them.
+    alone = {id(layer) for _, layer in layers_of_one_place(net)}
     for layer, following in list(_neighbours(net)):
         name = name_of(following)
-        # What is used in several places may be followed by something else in one of them.
-        if isinstance(layer, QuickBatchNorm2d) and owners[id(layer)] == 1 and name:
+        if isinstance(layer, QuickBatchNorm2d) and id(layer) in alone and name:
             layer.activation, following.__class__ = name, ACTIVATIONS[name].quick
 
 

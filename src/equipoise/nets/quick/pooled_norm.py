@@ -78,7 +78,7 @@ def quicken_pooled_norms(net: nn.Module) -> None:
     sequences = [list(module) for module in net.modules() if isinstance(module, nn.Sequential)]
     triples = [triple for layers in sequences for triple in zip(layers, layers[1:], layers[2:])]
     kinds = (QuickBatchNorm2d, Follows, QuickMaxPool2d)
-    found = [triple[0] for triple in triples if all(map(isinstance, triple, kinds))]
+    found = [triple[0] for triple in triples if all(map(isinstance, triple, kinds)) and triple[0].activation]
     if found and quick_pooled_kernels() is not None:
         for norm in found:
             norm.__class__ = PooledBatchNorm2d
