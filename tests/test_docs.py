@@ -26,10 +26,14 @@ SYSTEMS = {
 #: by study: what a table of docs/results.md shows in which column, and what it calls the rows of summary.json
 STUDIES = {
     "prr-dermoscopy": (
-        {1: "macro_f1", 3: "balanced_auc", 5: "balanced_accuracy", 6: "worst_class_recall"},
+        {2: "macro_f1", 5: "balanced_auc", 7: "balanced_accuracy", 8: "worst_class_recall"},
         {
             "fedavg": "FedAvg",
+            "fedprox": "FedProx",
+            "silobn": "SiloBN",
+            "ida": "IDA",
             "fedbn": "FedBN",
+            "fedproto": "FedProto",
             "fml": "FML",
             "prr": "PRR, the paper's reading",
             "prr-released": "PRR, as released",
