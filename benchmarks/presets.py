@@ -20,7 +20,7 @@ from equipoise.report import read_run
 from equipoise.runs import execute, make_config
 
 #: presets whose own images are not at hand, tried on others
-ELSEWHERE = {"fediic-isic": "ham10000"}
+ELSEWHERE = {"fediic-isic2019": "ham10000"}
 
 
 def try_preset(name: str, root: Path, limit: int, store: Path, data: str = "") -> dict[str, Any]:

@@ -51,7 +51,7 @@ GENERATOR_ROUNDS: dict[str, Any] = {"rounds": (5, 6, 10), "every": 5}
 SYSTEMS = {
     "prr": System(DERMOSCOPY),
     "fednpr": System(Federated("fednpr-isic", (9930, 3163, 2691, 1807, 655, 351), 224, 8)),
-    "fediic": System(Federated("fediic-isic", (1773,) * 10, 256, 8)),
+    "fediic": System(Federated("fediic-isic2019", (1773,) * 10, 256, 8)),
     "fedbm": System(
         Federated("fedbm-pbc-0.05", (997,) * 12, 64, 8, names=BLOOD_CELLS), tuple(range(6)), **GENERATOR_ROUNDS
     ),

@@ -118,9 +118,10 @@ def test_weights_that_make_no_mean_are_refused(weights):
         weighted_mean(normal(2, 3), weights)
 
 
-def test_a_missing_weight_is_an_error():
-    with pytest.raises(ValueError, match="shorter"):
-        weighted_mean(normal(3, 2), [1, 1])
+@pytest.mark.parametrize("sites", [1, 3])
+def test_a_weight_too_few_or_too_many_is_refused(sites):
+    with pytest.raises(UserError, match=f"2 weights for {sites} sites"):
+        weighted_mean(normal(sites, 2), [1, 1])
 
 
 def test_inverse_distance_weights_are_inverse_to_the_distance():
@@ -168,6 +169,10 @@ def test_wrapped_angles_lead_far_from_the_mean_of_models_that_nearly_agree(golde
         for phase in ("angle", "complex")
     }
     assert gaps["angle"] > 0.2 * case["fedavg_mean"].norm() > 5 * gaps["complex"]
+
+
+def test_averaged_kernels_lie_in_memory_in_their_own_order():
+    assert fourier_average(normal(2, 4, 3, 3, 3), 0.7).is_contiguous()
 
 
 def test_a_full_band_of_complex_numbers_is_the_mean():

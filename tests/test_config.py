@@ -77,6 +77,10 @@ def test_a_config_that_is_not_utf8_is_refused_with_file_and_line(tmp_path):
         read_raw(str(tmp_path / "latin.toml"))
 
 
+def test_a_value_of_several_lines_is_no_second_setting():
+    assert override({}, ["name=1\nother=2"]) == {"name": "1\nother=2"}
+
+
 def test_settings_leave_the_tables_they_override_alone():
     raw = {"train": {"rounds": 3}}
     assert override(raw, ["train.rounds=5"]) == {"train": {"rounds": 5}}

@@ -21,6 +21,7 @@ from equipoise.engine.parcels import Parcel, UnreadableParcel, open_parcel, prep
 from equipoise.engine.protocol import SiteFailure
 from equipoise.engine.states import read_state
 from equipoise.errors import UserError
+from equipoise.exporting import export_model
 from equipoise.prediction import predict_images
 from equipoise.report.record import read_run
 from equipoise.report.tables import selection_note
@@ -197,6 +198,8 @@ def test_selected_models_are_written_at_the_site_and_predict(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "image.png")
     classes, rows = predict_images(hospitals.records("site 2") / "test", [tmp_path / "image.png"], "site 2")
     assert len(classes) == 4 and rows.sum() == pytest.approx(1.0)
+    card = export_model(hospitals.records("site 2") / "test", tmp_path / "model.pt2", "site 2")
+    assert card["classes"] == classes and card["scores"] == [], "what a hospital keeps has no test results"
 
 
 # ---- lost, slow and lying sites --------------------------------------------------------------------------

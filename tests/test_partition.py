@@ -114,6 +114,17 @@ def test_a_class_number_that_no_sample_has_is_no_obstacle():
     assert len(dirichlet_per_class(labels, 3, 1.0, 0)) == len(labels)
 
 
+def test_fewer_samples_than_sites_leave_sites_empty():
+    few = np.array([0, 0, 1, 1, 1])
+    assert dirichlet_per_class(few, 6, 0.5, 1).tolist() == [3, 4, 5, 3, 5]
+    assert sorted(dirichlet_equal(np.arange(9) % 2, 10, 1.0, 0).tolist()) == list(range(9))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_single_site_has_everything_however_small_alpha(seed):
+    assert not dirichlet_per_class(LABELS, 1, 0.001, seed).any()
+
+
 @pytest.mark.parametrize(
     "divide, message",
     [
@@ -123,7 +134,8 @@ def test_a_class_number_that_no_sample_has_is_no_obstacle():
         (lambda: dirichlet_per_class(LABELS, 5, 1e-9, 0), "alpha=1e-09: too small"),
         (lambda: dirichlet_per_class(LABELS, 5, 1e308, 0), r"alpha=1e\+308: too large"),
         (lambda: concentration(LABELS, 3, [1e-9] * 5, 0.3, 0), "alpha=1e-09: too small"),
-        (lambda: dirichlet_per_class(LABELS[:3], 4, 1.0, 0), "num_sites=4.*only 3 samples"),
+        (lambda: dirichlet_per_class([], 4, 1.0, 0), "labels is empty"),
+        (lambda: concentration(LABELS[:3], 4, [1.0] * 5, 0.3, 0), "num_sites=4: 3 samples cannot"),
         (lambda: dirichlet_per_class([-1, 0, 1], 2, 1.0, 0), "labels holds -1"),
         (lambda: concentration(LABELS, 3, [1.0], 0.3, 0), "alphas holds 1 values.*5 classes"),
         (lambda: concentration(LABELS, 3, [1, 1, 1, 1, -2], 0.3, 0), r"alphas\[4\]=-2"),

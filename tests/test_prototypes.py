@@ -36,6 +36,7 @@ def test_sinkhorn_converges_to_the_golden_balanced_plan(golden):
     case = golden("fednpr/sinkhorn_correct")
     plan = sinkhorn(case["similarity"], iterations=200)
     assert_close(plan, case["Q_200iter"])
+    assert_close(plan / case["Q_200iter"], torch.ones_like(plan))  # the smallest shares, too
     assert_close(plan.sum(0), torch.full((3,), 10.0), 1e-3)
 
 
@@ -86,6 +87,15 @@ def test_samples_fewer_than_subclusters_are_sorted_alike_in_single_and_double_pr
     features, labels, old = normal(6, 3, seed=seed).float(), torch.arange(6) % 3, normal(3, 4, 3, seed=seed + 100)
     exact = update_subclusters(features.double(), labels, old)
     assert_close(update_subclusters(features, labels, old).double(), exact, 1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_samples_that_are_alike_share_a_subcluster(count):
+    for seed in range(20):
+        features, old = normal(1, 6, seed=seed).float().repeat(count, 1), normal(1, 4, 6, seed=seed + 100).float()
+        updated = update_subclusters(features, torch.zeros(count, dtype=torch.long), old)
+        kept = (updated[0] - F.normalize(old[0], dim=-1)).abs().amax(-1) < 1e-6
+        assert kept.sum() == 3
 
 
 def test_subclusters_follow_the_numbering_of_classes():

@@ -2,8 +2,8 @@
 PRR's Fourier aggregation (Chen et al., 2022) and inverse-distance weights (Yeganeh et al., 2020)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from equipoise._checks import check_choice
 from equipoise.errors import UserError
 from equipoise.losses import widened
+
+Item = TypeVar("Item")
 
 
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
@@ -21,8 +23,7 @@ def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence
     so one site, or one-hot weights, give that site's tensor bit for bit. Half precision is summed in float32;
     integers are averaged in float64 and rounded.
     """
-    sites = zip(tensors, _shares(weights), strict=True)
-    used = ((tensor, share) for tensor, share in sites if share > 0)
+    used = _weighed(tensors, weights)
     first, share = next(used)
     mean = _averageable(first) * share
     for tensor, share in used:
@@ -37,7 +38,7 @@ def weighted_mean_by_name(
 
     All tensors of a site are folded in together, which on a GPU takes a few kernels in place of one for each.
     """
-    used = ((site, share) for site, share in zip(sites, _shares(weights), strict=True) if share > 0)
+    used = _weighed(sites, weights)
     first, share = next(used)
     names = list(first)
     dtypes = {name: first[name].dtype for name in names}
@@ -52,6 +53,17 @@ def weighted_mean_by_name(
             torch._foreach_add_(mean, numbers(site, group), alpha=share)
     found = {name: tensor for group, mean in zip(groups, means) for name, tensor in zip(group, mean)}
     return {name: _as_before(found[name], dtypes[name]) for name in names}
+
+
+def _weighed(items: Iterable[Item], weights: Tensor | Sequence[float]) -> Iterator[tuple[Item, float]]:
+    """The items of sites with a weight above 0, one after the other, each with its share of all weights."""
+    shares = _shares(weights)
+    count = 0
+    for count, item in enumerate(items, 1):
+        if count <= len(shares) and shares[count - 1] > 0:
+            yield item, shares[count - 1]
+    if count != len(shares):
+        raise UserError(f"there are {len(shares)} weights for {count} sites")
 
 
 def _shares(weights: Tensor | Sequence[float]) -> list[float]:
@@ -121,7 +133,8 @@ def fourier_average(
         amplitude, angle = spectra.mean(0).abs(), spectra.mean(0).angle()
     shared = torch.polar(amplitudes if parts == "phase" else amplitude, angles if parts == "amplitude" else angle)
     merged = torch.where(_band_mask(signals, band, axes), shared, spectra)
-    return _as_weights(torch.fft.ifftn(merged, dim=axes).real, tensors, kind).to(tensors.dtype)
+    weights = _as_weights(torch.fft.ifftn(merged, dim=axes).real, tensors, kind)
+    return weights.to(tensors.dtype).contiguous()
 
 
 def _as_signals(tensors: Tensor, kind: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The command line: `equipoise run | study | report | methods | data | concepts | predict | server | site | ...`."""
+"""The command line: `equipoise run | study | report | methods | data | concepts | predict | export | server | ...`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from equipoise.concepts.cli import concepts_app
 from equipoise.data.cli import data_app
 from equipoise.deploy import cli as deploy_commands
 from equipoise.errors import UserError
+from equipoise.model_cli import export, predict
 from equipoise.study.cli import study
 
 app = typer.Typer(
@@ -33,6 +34,8 @@ app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
 app.add_typer(concepts_app, name="concepts")
 app.command()(study)
+app.command()(predict)
+app.command()(export)
 deploy_commands.mount(app)
 console = Console()
 
@@ -162,23 +165,6 @@ def demo(
     path = write_report(folders, out / "report.html")
     _print_headline(folders)
     console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def predict(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
-    site: Annotated[str | None, typer.Option(help="use this site's personal model")] = None,
-) -> None:
-    """Classify images with a run's selected model."""
-    from equipoise.prediction import predict_images
-
-    classes, rows = predict_images(run_folder, images, site)
-    table = RichTable("image", "prediction", *map(escape, classes))
-    for path, probabilities in zip(images, rows):
-        best = int(probabilities.argmax())
-        table.add_row(escape(str(path)), escape(classes[best]), *(f"{p:.3f}" for p in probabilities.tolist()))
-    console.print(table)
 
 
 @methods_app.callback(invoke_without_command=True)

@@ -287,6 +287,7 @@ def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return found["value"] if found.keys() == {"value"} else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.config import Config, parse_config
 from equipoise.data.augment import build_augmentation, shades_of_grey
@@ -26,15 +27,58 @@ from equipoise.methods import get_method, option_tables
 from equipoise.tasks import Classification
 
 
-def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
-    """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
+class Predictor(nn.Module):
+    """A run's selected model as one module: pixels, uint8 (n, channels, size, size), to probabilities (n, classes).
+
+    Its submodules are the client's, without those that take no part in a prediction (generators, other models).
+
+    Args:
+        view: which of the client's models predicts, "global" or "personal"
+        start: the run's first event, which holds what its data were like
+    """
+
+    def __init__(self, client: Client, view: str, start: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.classes: tuple[str, ...] = tuple(start["classes"])
+        self.size: int = start["image_size"]
+        self.channels: int = start["channels"]
+        self.config, self.view = client.config, view
+        self._client = client
+        self._augmentation = build_augmentation(client.config.augment, self.size, self.channels)
+        self.parts = nn.ModuleList(self._used(client.modules()))
+
+    def _used(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Those that are called, or of which a part is, when an image is classified."""
+        called: set[nn.Module] = set()
+        with register_module_forward_hook(lambda module, inputs, output: called.add(module)), torch.no_grad():
+            self(torch.zeros(1, self.channels, self.size, self.size, dtype=torch.uint8))
+        return [module for module in modules if not called.isdisjoint(module.modules())]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Probabilities (n, classes) of pixels (n, channels, size, size)."""
+        return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None))).softmax(1)
+
+
+def load_predictor(run: Path, site: str | None = None) -> Predictor:
+    """The selected global model of a finished run, or a site's personal one, on the CPU."""
     try:
-        return _predict(run, images, site)
+        return _load(run, site)
     except (KeyError, ValueError, RuntimeError, SafetensorError) as problem:
         raise UserError(f"the run in {run} is damaged: {problem}") from None
 
 
-def _predict(run: Path, images: Sequence[Path], site: str | None) -> tuple[tuple[str, ...], Tensor]:
+def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
+    """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
+    predictor = load_predictor(run, site)
+    pixels = torch.from_numpy(np.stack([_read(path, predictor.size, predictor.config) for path in images]))
+    with torch.no_grad():
+        probabilities = predictor(pixels)
+    if not torch.isfinite(probabilities).all():
+        raise UserError(f"the model in {run} does not predict: its outputs are not finite")
+    return predictor.classes, probabilities
+
+
+def _load(run: Path, site: str | None) -> Predictor:
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing")
     raw = tomllib.loads((run / "config.toml").read_text())
@@ -54,13 +98,9 @@ def _predict(run: Path, images: Sequence[Path], site: str | None) -> tuple[tuple
     kept: Any = personal.pop(KEPT, None)
     client.begin(read_payload(run / "models" / "global.safetensors") | personal, kept)
     client.set_mode(False)
-    pixels = torch.from_numpy(np.stack([_read(path, start["image_size"], config) for path in images]))
-    augmentation = build_augmentation(config.augment, start["image_size"], setting.channels)
-    with torch.no_grad():
-        logits = client.predict(view, Batch(image=augmentation.plain(pixels, None)))
-    if not torch.isfinite(logits).all():
-        raise UserError(f"the model in {run} does not predict: its outputs are not finite")
-    return tuple(start["classes"]), logits.softmax(1)
+    for tensor in client.tensors():
+        tensor.requires_grad_(False)
+    return Predictor(client, view, start).eval()
 
 
 def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:

@@ -10,28 +10,27 @@ from torch import Tensor
 
 from equipoise._checks import check_choice
 from equipoise.errors import UserError
-from equipoise.losses import widened
+from equipoise.losses import widened, working_dtype
 
 
 def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
     """Balanced soft assignment (n, K) of n samples to K clusters, from similarities (n, K) (FedNPR, Eq. 1).
 
     exp(similarity / epsilon), scaled in turn to equal cluster totals and to rows that sum to 1; computed with
-    logarithms, which cannot overflow. One cluster takes every sample whole.
+    logarithms, which cannot overflow, in float64, or else many iterations would add up roundings. One cluster
+    takes every sample whole.
     """
-    plan = widened(similarity) / epsilon
+    plan = similarity.double() / epsilon
     plan = plan - plan.logsumexp((0, 1)) + math.log(max(len(plan), 1))
     for _ in range(iterations):
         plan = plan - plan.logsumexp(0, keepdim=True)
         plan = plan - plan.logsumexp(1, keepdim=True)
-    return plan.exp()
+    return plan.exp().to(working_dtype(similarity))
 
 
 def _assign_balanced(similarity: Tensor, generator: torch.Generator | None) -> Tensor:
     """The cluster (n,) that holds most of each sample in the paper's balanced assignment."""
-    # Where a class has fewer samples than sub-clusters, several hold all but the same share of one: which is largest
-    # would be a matter of rounding in single precision.
-    return sinkhorn(similarity.double()).argmax(1)
+    return sinkhorn(similarity).argmax(1)
 
 
 def _assign_randomly(similarity: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -71,16 +70,17 @@ def update_subclusters(
     "released" (what the released code does, nearly the same) are controls that draw from `generator`.
     """
     check_choice("cluster", cluster, CLUSTERINGS)
-    features = F.normalize(widened(features), dim=-1)
-    updated = F.normalize(prototypes.to(features.dtype), dim=-1)
+    # In float64: where samples are alike, or fewer than the sub-clusters, several hold all but the same share of one,
+    # and which is largest would be a matter of rounding in single precision.
+    updated = F.normalize(prototypes.double(), dim=-1)
     for label, subclusters in enumerate(updated):
-        members = features[labels == label]
+        members = F.normalize(features[labels == label].double(), dim=-1)
         if len(members) > 1:
             assigned = CLUSTERINGS[cluster](members @ subclusters.T, generator)
-            chosen = F.one_hot(assigned, len(subclusters)).to(features.dtype)
+            chosen = F.one_hot(assigned, len(subclusters)).double()
             filled = chosen.any(0)[:, None]
             updated[label] = torch.where(filled, chosen.T @ members, subclusters)
-    return F.normalize(updated, dim=-1)
+    return F.normalize(updated, dim=-1).to(working_dtype(features))
 
 
 @torch.no_grad()

@@ -329,7 +329,7 @@ def test_sites_that_join_late_and_lack_classes_take_part(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "source", "rounds", "lr", "rule"),
     [
-        ("fediic-isic", "isic2019", 200, 3e-4, "best"),
+        ("fediic-isic2019", "isic2019", 200, 3e-4, "best"),
         ("fediic-ich", "rsna-ich", 200, 3e-4, "best"),
         ("fediic-real", "fediic-real", 30, 1e-4, "mean_last"),
     ],

@@ -479,6 +479,11 @@ def test_prototypes_that_travel_every_epoch_change_nothing_as_long_as_they_do_no
     common = ("train.epochs=2", "train.optimiser.momentum=0", "prr.spread=none", "data.phantom.images=80")
     by_round = run_tiny(tmp_path / "round", "prr", *common)
     by_epoch = run_tiny(tmp_path / "epoch", "prr", *common, "prr.prototype_exchange=epoch")
+    # All epochs count, whether in one ask or in two.
+    trained = [[e["sites"]["site 1"] for e in events(folder, "round")] for folder in (by_round, by_epoch)]
+    for one, two in zip(*trained, strict=True):
+        assert (one["examples"], one["steps"]) == (two["examples"], two["steps"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
     expected, found = all_state(by_round), all_state(by_epoch)
     assert_same_bits(expected, {name: t for name, t in found.items() if "/parked/" not in name})
 

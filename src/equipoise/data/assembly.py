@@ -130,6 +130,11 @@ def _partition(
     count = config.sites or DEFAULT_SITES
     names = [f"site {number + 1}" for number in range(count)]
     train = images.parts == "train"
+    if train.sum() < count * config.min_images:
+        raise UserError(
+            f"data.sites = {count}: there are only {train.sum()} training images to divide, too few to give each "
+            f"data.min_images = {config.min_images}"
+        )
     first = _partition_seed(config, seed)
     for attempt in range(MOST_REDRAWS if config.redraw else 1):
         chosen = _draw_partition(images.labels[train], scheme, count, num_classes, config, first + attempt)

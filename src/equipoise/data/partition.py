@@ -58,7 +58,7 @@ def _divide_group(
         sites: list[list[NDArray[np.int64]]] = [[] for _ in range(num_sites)]
         sizes = np.zeros(num_sites, dtype=np.int64)
         for member in members:
-            shares = np.where(sizes < full, random.dirichlet([alpha] * num_sites), 0.0)
+            shares = np.where(sizes < full, _shares(random, alpha, num_sites), 0.0)
             if not len(member):
                 continue
             if not shares.sum() > 0:  # a small alpha gave everything to sites that are full
@@ -80,7 +80,7 @@ def _divide_group(
 def dirichlet_per_class(labels: ArrayLike, num_sites: int, alpha: float, seed: int) -> Partition:
     """FedBM's partition: each class is divided among all sites by one draw from Dirichlet(alpha).
 
-    Nothing keeps a site from being empty where alpha is small; another seed may do better.
+    Nothing keeps a site from being empty where alpha is small or samples are few; another seed may do better.
     """
     classes = _checked(labels, num_sites, alpha=alpha)
     random = RandomState(seed)
@@ -89,8 +89,8 @@ def dirichlet_per_class(labels: ArrayLike, num_sites: int, alpha: float, seed: i
     for member in members:
         random.shuffle(member)
     owners = np.empty_like(classes)
-    drawn = _proper(random.dirichlet([alpha] * num_sites, size=num_classes), alpha)
-    for member, shares in zip(members, drawn, strict=True):
+    for member in members:
+        shares = _proper(_shares(random, alpha, num_sites), alpha)
         ends = np.cumsum([round(share * len(member)) for share in shares[:-1]], dtype=np.int64)
         _owned(owners, np.split(np.array(member, dtype=np.int64), ends))
     return owners
@@ -104,6 +104,8 @@ def concentration(labels: ArrayLike, num_sites: int, alphas: Sequence[float], re
     """
     classes = _checked(labels, num_sites, **{f"alphas[{label}]": alpha for label, alpha in enumerate(alphas)})
     num_classes = int(classes.max()) + 1
+    if len(classes) < num_sites:
+        raise UserError(f"num_sites={num_sites}: {len(classes)} samples cannot leave every site one")
     if len(alphas) < num_classes:
         raise UserError(f"alphas holds {len(alphas)} values, but the labels hold {num_classes} classes")
     if not 0 <= removal < 1:
@@ -112,7 +114,7 @@ def concentration(labels: ArrayLike, num_sites: int, alphas: Sequence[float], re
     for _ in range(MAX_DRAWS):
         owners = np.empty_like(classes)
         for label in range(num_classes):
-            shares = _proper(random.dirichlet([alphas[label]] * num_sites), alphas[label])
+            shares = _proper(_shares(random, alphas[label], num_sites), alphas[label])
             keeps = random.random_sample(num_sites) >= removal
             keeps[random.randint(num_sites)] |= not keeps.any()
             kept = np.where(keeps, shares, 0.0)
@@ -152,8 +154,8 @@ def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.i
     classes = np.asarray(labels, dtype=np.int64).ravel()
     if num_sites < 1:
         raise UserError(f"num_sites={num_sites}: a partition needs at least one site")
-    if len(classes) < num_sites:
-        raise UserError(f"num_sites={num_sites}: there are only {len(classes)} samples to divide")
+    if not len(classes):
+        raise UserError("labels is empty: there are no samples to divide")
     if classes.min() < 0:
         raise UserError(f"labels holds {classes.min()}, but classes are numbered from 0")
     for name, alpha in alphas.items():
@@ -162,9 +164,15 @@ def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.i
     return classes
 
 
+def _shares(random: RandomState, alpha: float, num_sites: int) -> NDArray[np.float64]:
+    """One draw (sites,) from a Dirichlet distribution. A single site has it all, whatever a tiny alpha draws."""
+    drawn = random.dirichlet([alpha] * num_sites)
+    return drawn if num_sites > 1 else np.ones(1)
+
+
 def _proper(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Shares (..., sites) that add up to one; extreme concentrations draw what floating point cannot hold."""
-    if not np.allclose(shares.sum(axis=-1), 1):
+    """Shares (sites,) that add up to one; extreme concentrations draw what floating point cannot hold."""
+    if not np.isclose(shares.sum(), 1):
         side, remedy = ("small", "raise") if alpha < 1 else ("large", "lower")
         raise UserError(f"alpha={alpha}: too {side} to draw shares from a Dirichlet distribution; {remedy} it")
     return shares

@@ -171,7 +171,7 @@ class Engine:
         facts["sent"] += outcome.facts.pop("sent", None) or payload_bytes(outcome.payload)
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
         facts["seconds"] += outcome.facts.pop("seconds", 0.0)
-        facts.update(outcome.facts)
+        _add_training(facts, outcome.facts)
         self.measures.setdefault(site, {}).update(outcome.measures)
 
     def _fail(self, site: str, why: str) -> None:
@@ -199,6 +199,21 @@ class Engine:
 def shared_part(message: Mapping[str, Value | PerSite]) -> Payload:
     """The entries of a message that are the same for every site."""
     return {name: value for name, value in message.items() if not isinstance(value, PerSite)}
+
+
+#: what a site tells of its training in one ask
+TRAINING = {"loss", "examples", "steps"}
+
+
+def _add_training(facts: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add the training of one more ask to a site's facts of a round; the loss is the mean over all examples."""
+    before = facts.get("examples", 0)
+    both_whole = facts.keys() >= TRAINING and more.keys() >= TRAINING  # a site elsewhere may tell less
+    if both_whole and before > 0 and more["examples"] > 0:
+        loss = (facts["loss"] * before + more["loss"] * more["examples"]) / (before + more["examples"])
+        facts.update(loss=loss, examples=before + more["examples"], steps=facts["steps"] + more["steps"])
+    else:
+        facts.update(more)
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The losses, one family per file: pure functions of tensors that also run inside a captured CUDA graph."""
 
-from equipoise.losses._shapes import membership, widened
+from equipoise.losses._shapes import membership, widened, working_dtype
 from equipoise.losses.balance import inherited_knowledge, prediction_entropy
 from equipoise.losses.concept import concept_alignment, concept_logits, diversity
 from equipoise.losses.contrastive import (
@@ -70,4 +70,5 @@ __all__ = [
     "subcluster_scores",
     "supervised_loss",
     "widened",
+    "working_dtype",
 ]

@@ -168,7 +168,7 @@ class FedBMClient(FedAvgClient):
         """Features (B, D) of the local images, and the head's output for these and, after them, the generated ones."""
         generated = hasattr(batch, "synthetic")
         features = self.net.features(torch.cat([batch.image, batch.synthetic]) if generated else batch.image)
-        return SimpleNamespace(features=features[: len(batch.image)], output=self.net.classify(features))
+        return SimpleNamespace(features=features[: batch.image.shape[0]], output=self.net.classify(features))
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         """One mean over local and generated images (Eq. 11)."""
