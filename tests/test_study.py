@@ -32,7 +32,7 @@ from equipoise.study.figures import curve_view
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
 from equipoise.study.runner import is_finished, run_grid
-from equipoise.study.statistics import compare_with_best, ranks, spread
+from equipoise.study.statistics import compare_with_best, ranking, spread
 from equipoise.study.tables import summary, to_csv, to_latex, to_markdown
 from harness import all_state, assert_same_bits, events
 
@@ -326,7 +326,7 @@ def test_the_lowest_is_best_for_errors():
 @given(st.lists(st.lists(st.floats(0, 100), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_ranks_of_each_block_add_up_and_the_best_is_first(table):
     values = {f"row{place}": dict(enumerate(row)) for place, row in enumerate(table)}
-    found = ranks(values)
+    found = ranking(values).ranks
     for block in range(3):
         column = {name: own[block] for name, own in found.items()}
         assert sum(column.values()) == pytest.approx(len(table) * (len(table) + 1) / 2)
@@ -334,8 +334,10 @@ def test_ranks_of_each_block_add_up_and_the_best_is_first(table):
         assert column[best] == min(column.values())
 
 
-def test_ranks_leave_out_blocks_that_a_row_lacks():
-    assert ranks({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}}) == {"a": {"x": 2.0}, "b": {"x": 1.0}}
+def test_ranks_leave_out_rows_that_lack_a_block_and_name_it():
+    found = ranking({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}, "c": {"x": 2.0, "y": 0.0}})
+    assert found.ranks == {"a": {"x": 2.0, "y": 1.0}, "c": {"x": 1.0, "y": 2.0}}
+    assert found.lacking == {"b": ["y"]} and found.means == {"a": 1.5, "c": 1.5}
 
 
 def test_the_slim_vgg_costs_what_the_paper_says():
@@ -438,6 +440,7 @@ def test_scope_decides_between_personal_and_global_models(made_up, tmp_path):
     assert rows_of(made_up)["prr"]["view"] == "personal"
     assert rows_of(made_up)["prr"]["macro_f1"]["mean"] == pytest.approx(72.0)
     common = make_up(made_up_study(scope="common"), tmp_path)
+    rewrite(tmp_path, common_set)
     rows = {row["method"]: row for row in summary(collect(common, tmp_path))["rows"]}
     assert rows["prr"]["view"] == "global" and rows["prr"]["macro_f1"]["mean"] == pytest.approx(67.0)
     assert rows["local"]["view"] == "personal", "a method without a global model shows its personal ones"
@@ -633,6 +636,18 @@ def rewrite(folder: Path, change: Any) -> None:
         path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
 
 
+def common_set(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Sites that only train; the global model is measured on a common set, and every site's own model too."""
+    if line["event"] == "start":
+        trains = [site | {"valid": [0, 0, 0], "test": [0, 0, 0]} for site in line["sites"]]
+        common = {"name": "common", "train": [0, 0, 0], "valid": [8, 2, 0], "test": [16, 3, 1]}
+        return [line | {"sites": [*trains, common]}]
+    at_site = line["event"] == "evaluation" or line.get("scope") == "site"
+    if at_site and line["view"] == "global":
+        return [line | {"site": "common"}] * (line["site"] == SITES[0])
+    return [line]
+
+
 def choose_round_2(line: dict[str, Any]) -> list[dict[str, Any]]:
     return [line | {"round": 2} if line["event"] in ("selection", "final") else line]
 
@@ -713,7 +728,7 @@ def test_a_score_that_validation_lacks_is_a_dash(tmp_path):
     results = collect(study, tmp_path)
     write_study(results, tmp_path)
     assert r"local & 40.00 & -- \\" in to_latex(results)
-    assert all("ece" not in row for row in rows_of(tmp_path).values())
+    assert all(row["ece"] is None and row["macro_f1"] for row in rows_of(tmp_path).values())
 
 
 def test_models_right_after_training_are_judged_on_validation_alone_where_settings_are_chosen(tmp_path):
@@ -769,18 +784,21 @@ def test_command_runs_chosen_rows_and_writes_the_report(tmp_path):
 def test_rows_are_chosen_by_name_even_where_a_name_has_a_comma(asked, chosen):
     from equipoise.study.cli import _rows
 
-    rows = [{"name": name, "method": "fedavg", "settings": {"seed": n}} for n, name in enumerate(["a", "a, b", "c"])]
+    rows = [
+        {"name": name, "method": "fedavg", "settings": {"train": {"rounds": n}}}
+        for n, name in enumerate(["a", "a, b", "c"], 1)
+    ]
     assert _rows(tiny_study(row=rows), asked) == chosen
 
 
-@pytest.mark.parametrize("more", [["--report-only"], ["--limit-seconds", "0"]])
+@pytest.mark.parametrize("more", [["--report-only"], ["--only", "local", "--limit-seconds", "0"]])
 def test_without_finished_runs_the_tables_of_others_stay(tmp_path, more):
     import tomli_w
 
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(TINY))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "summary.json").write_text("made elsewhere")
-    done = command(str(tmp_path / "tiny.toml"), "--out", str(tmp_path), "--only", "local", *more)
+    done = command(str(tmp_path / "tiny.toml"), "--out", str(tmp_path), *more)
     assert (tmp_path / "tiny" / "summary.json").read_text() == "made elsewhere"
     assert not (tmp_path / "tiny" / "report.html").exists()
     if more == ["--report-only"]:

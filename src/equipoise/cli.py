@@ -18,7 +18,7 @@ from equipoise import __version__
 from equipoise.concepts.cli import concepts_app
 from equipoise.data.cli import data_app
 from equipoise.deploy import cli as deploy_commands
-from equipoise.errors import UserError
+from equipoise.errors import UserError, is_users
 from equipoise.model_cli import export, predict
 from equipoise.study.cli import study
 
@@ -288,15 +288,11 @@ def main() -> None:
         sys.exit(2)
     except OSError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
-        sys.exit(2 if problem.errno in _USERS_ERRNOS else 1)
+        sys.exit(2 if is_users(problem) else 1)
     except Exception:
         traceback.print_exc()
         errors.print("[red]this is a fault of Equipoise, not yours; the lines above say where[/]")
         sys.exit(1)
-
-
-#: a full disk, a missing or forbidden path: the user can mend these
-_USERS_ERRNOS = {1, 2, 13, 17, 20, 21, 28, 30, 122}
 
 
 if __name__ == "__main__":

@@ -235,6 +235,10 @@ def validated(model: type[T], raw: Any, where: str) -> T:
 def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key"
+    if error["type"] == "tuple_type" and isinstance(error["input"], dict):
+        return f"expected a list of tables: [[{error['loc'][-1]}]]"
+    if error["type"] == "tuple_type":
+        return f"expected a list (got {error['input']!r})"
     message, given = error["msg"].removeprefix("Value error, "), repr(error["input"])
     if isinstance(error["input"], dict) or len(given) > LONGEST_VALUE:  # a whole table would bury the message
         return message

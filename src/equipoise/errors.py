@@ -5,6 +5,21 @@ class UserError(Exception):
     """Something the user gave us cannot be used; the message says what, where, and what to do."""
 
 
+class FolderBusy(UserError):
+    """Another process is at work in a run's folder."""
+
+
+#: a full disk, a missing or forbidden path, a name too long: what the user can mend
+_USERS_ERRNOS = {1, 2, 13, 17, 20, 21, 28, 30, 36, 122}
+
+
+def is_users(problem: BaseException) -> bool:
+    """Whether the user can mend what went wrong, and needs no traceback."""
+    if isinstance(problem, OSError):
+        return problem.errno in _USERS_ERRNOS
+    return isinstance(problem, UserError | MemoryError)
+
+
 def first_line(problem: BaseException) -> str:
     """What went wrong, in a line."""
     return next(iter(str(problem).strip().splitlines()), type(problem).__name__)

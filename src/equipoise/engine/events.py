@@ -39,9 +39,19 @@ class EventLog:
 
 
 def first_event(path: Path) -> dict[str, Any]:
-    """The event that started a run."""
-    with path.open(encoding="utf-8") as file:
-        return json.loads(file.readline())
+    """The event that started a run.
+
+    Raises:
+        UserError: where the file does not begin with one
+    """
+    with path.open("rb") as file:
+        try:
+            event = json.loads(file.readline())
+        except ValueError:
+            event = None
+    if not isinstance(event, dict) or event.get("event") != "start":
+        raise UserError(f"{path} is damaged: its first line does not tell how the run started")
+    return event
 
 
 def _finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.engine.protocol import Payload, Value, flatten, unflatten
-from equipoise.errors import UserError
+from equipoise.errors import FolderBusy, UserError
 
 try:
     import fcntl
@@ -26,7 +26,7 @@ except ImportError:  # no file locks on this system
 
 LONGEST_NAME = 120
 #: what marks a folder as a run's, or a pilot's
-OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot"}
+OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot", "study.json"}
 
 
 def safe_name(name: str) -> str:
@@ -47,15 +47,15 @@ def refuse_foreign(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def claimed_folder(folder: Path) -> Iterator[None]:
-    """Keep a run's folder to one process at a time."""
+def claimed_folder(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep a folder to one process at a time; with `wait` the others wait for it, else they get `FolderBusy`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         if fcntl is not None:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise UserError(f"another process is at work in {folder}") from None
+                raise FolderBusy(f"another process is at work in {folder}") from None
         yield
 
 

@@ -6,12 +6,14 @@ import datetime
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from equipoise import __version__
 from equipoise.config import Config
@@ -70,6 +72,8 @@ class Run:
         self.sites = [site.name for site in self.federation.training_sites()]
         #: asked after each round: whether to save it even if it is not due
         self.save_anyway: Callable[[int], bool] = lambda number: False
+        #: entered when the folder is this process's own, and left, after a run that came to its end, while it still is
+        self.tenancy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
@@ -81,13 +85,16 @@ class Run:
         torch.set_num_threads(self.config.compute.threads)
         keep_freed_memory()
         self._check()
-        latest = self._open(resume)
+        self._open(resume)
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
             self.selection = Selection(self.config, self.evaluator.deciding_view())
             # Whatever is wrong with the settings has shown by now: from here on the folder is written.
-            with claimed_folder(self.folder):
+            with claimed_folder(self.folder), self.tenancy():
+                latest = self._open(resume)
+                if latest:
+                    self._go_back_to(latest)
                 self.log = EventLog(self._log_path, latest.events if latest else None)
                 try:
                     yield from self._rounds(latest)
@@ -100,9 +107,6 @@ class Run:
             write_text(self.folder / "config.toml", self.config.to_toml())
             yield from self._start()
         else:
-            self._restore(latest.round)
-            kept = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
-            self.selection.restore(latest.selection, kept)
             self._tell("resumed", round=latest.round)
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
             yield from self._round(number)
@@ -188,6 +192,18 @@ class Run:
         return {"name": site.name} | {
             part: site.class_counts(size, part).tolist() for part in ("train", "valid", "test")
         }
+
+    def _go_back_to(self, latest: Manifest) -> None:
+        """Everything as the checkpoint says."""
+        try:
+            self._restore(latest.round)
+            kept = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
+            self.selection.restore(latest.selection, kept)
+        except (KeyError, ValueError, TypeError, SafetensorError) as problem:
+            raise UserError(
+                f"the checkpoint of round {latest.round} in {self.folder} is damaged ({problem}); delete the folder to "
+                "run it anew, or choose another --out"
+            ) from None
 
     def _restore(self, round_number: int) -> None:
         self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)

@@ -28,7 +28,9 @@ def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, d
     latest = checkpoints.latest()
     if latest is None:
         if log.exists() and '"event": "round"' in log.read_text(encoding="utf-8"):
-            raise UserError(f"{folder} has no checkpoint to go on from; choose another --out")
+            raise UserError(
+                f"{folder} has no checkpoint to go on from; delete the folder to run it anew, or choose another --out"
+            )
         return None
     if latest.digest != config.digest():
         raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")

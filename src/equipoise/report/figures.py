@@ -123,8 +123,9 @@ def federation_bubbles(sites: Sequence[SiteCounts], classes: Sequence[str]) -> F
 
 def _bubble_text(ax: Axes, row: int, column: int, count: int, diameter: float) -> None:
     """The count inside its bubble where it fits, else to the right of it."""
-    text = f"{count:,}"
-    inside = diameter > 5.5 * len(text)
+    text, size = f"{count:,}", 7.5
+    # A digit is about 0.65 of the font's size wide and 0.75 high; the corners of the text have to fit, too.
+    inside = diameter > np.hypot(0.65 * size * len(text), 0.75 * size) + 1
     shift = diameter / 2 + 2 if count and not inside else 0
     ax.annotate(
         text,
@@ -133,7 +134,7 @@ def _bubble_text(ax: Axes, row: int, column: int, count: int, diameter: float) -
         textcoords="offset points",
         ha="left" if shift else "center",
         va="center",
-        fontsize=7.5,
+        fontsize=size,
         color="white" if inside else INK if count else MUTED,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.report.events import Metrics, Result, Selection
+from equipoise.report.latex import latex_text
 from equipoise.report.record import RunRecord
 
 
@@ -232,14 +233,3 @@ def to_latex(rows: Sequence[HeadlineRow]) -> str:
             cells.append(rf"\textbf{{{number}}}" if winner else number)
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-_LATEX_ESCAPES = str.maketrans(
-    {character: "\\" + character for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
-
-
-def latex_text(text: str) -> str:
-    """Any text as LaTeX prints it."""
-    return text.translate(_LATEX_ESCAPES)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from equipoise.config import Config
+from equipoise.engine.files import claimed_folder
 from equipoise.errors import UserError
+from equipoise.methods import method_names
 from equipoise.report.tables import METRIC_TITLES
-from equipoise.study.config import StudyConfig, cell_config, check_different, grid, load_study, study_names
+from equipoise.study.config import (
+    DECIDED,
+    Cell,
+    StudyConfig,
+    cell_config,
+    check_different,
+    grid,
+    load_study,
+    study_names,
+)
 from equipoise.study.progress import GridProgress
+from equipoise.study.remarks import leaks
 from equipoise.study.report import write_study
 from equipoise.study.results import RowResult, StudyResults, collect
-from equipoise.study.runner import Outcome, run_grid
+from equipoise.study.runner import Outcome, is_finished, run_grid
 from equipoise.study.tables import cell, notes
 
 console = Console()
@@ -36,6 +53,7 @@ def study(
         float | None, typer.Option(min=0, help="stop in time, after a saved round; call again to go on")
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="show the rows and their seeds, run nothing")] = False,
     keep: Annotated[bool, typer.Option("--keep-checkpoints", help="also of finished runs")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="run nothing, write anew")] = False,
 ) -> None:
@@ -46,27 +64,92 @@ def study(
     config = load_study(source)
     folder = out / config.name
     outcome = Outcome()
-    if not report_only:
+    if report_only:
+        _refuse_idle(only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds)
+    else:
+        if limit_seconds is not None and not math.isfinite(limit_seconds):
+            raise UserError(f"--limit-seconds {limit_seconds}: expected a number of seconds")
         over = [f"compute.device={device}"] if device else []
         over += [f"compute.workers={workers}"] if workers else []
         cells = grid(config, folder, _rows(config, only), _numbers(seeds), full)
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
-        planned = [(cell, cell_config(config, cell, [*over, *(settings or [])])) for cell in cells]
+        planned = _planned(config, cells, [*over, *(settings or [])])
+        if plan:
+            print_plan(cells)
+            return
+        _refuse_tables_of_other_runs(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         with GridProgress(console, planned) as display:
             outcome = run_grid(planned, display, together, limit_seconds, keep)
-    results = collect(config, folder)
-    if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
-        write_study(results, folder)
+    with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
+        results = collect(config, folder)
+        if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
+            write_study(results, folder)
+    if results.runs:
         print_tables(results)
     elif report_only:
         raise UserError(f"{folder} holds no finished run of {config.name}: nothing was written")
     if outcome.stopped:
-        open_runs = "1 run is" if len(outcome.stopped) == 1 else f"{len(outcome.stopped)} runs are"
-        console.print(f"{open_runs} not finished: the same command goes on", highlight=False)
+        console.print(f"{_runs(outcome.stopped)} not finished: the same command goes on", highlight=False)
+    if outcome.busy:
+        console.print(f"{_runs(outcome.busy)} left to another process", highlight=False)
     if results.runs:
-        console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"report: {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
+    outcome.failed = {**results.damaged, **outcome.failed}
     outcome.complain()
+
+
+def _runs(labels: Sequence[str]) -> str:
+    return "1 run is" if len(labels) == 1 else f"{len(labels)} runs are"
+
+
+def _refuse_idle(**options: object) -> None:
+    """Options that choose what to run say nothing to who runs nothing."""
+    for name, value in options.items():
+        if value:
+            raise UserError(f"--report-only runs nothing, so --{name.replace('_', '-')} has no effect; leave one out")
+
+
+def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]) -> list[tuple[Cell, Config]]:
+    """The runs with their configs; settings of the command line must concern some row, and not what rows decide."""
+    methods = {cell.row.method for cell in cells}
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key in DECIDED:
+            raise UserError(f"--set {setting}: the {key} of a run is its row's and seed's; see --only and --seeds")
+        table = key.partition(".")[0]
+        if table in method_names() and table not in methods:
+            raise UserError(f"--set {setting}: no row that is run has the method {table}")
+    return [(cell, cell_config(config, cell, settings)) for cell in cells]
+
+
+def _refuse_tables_of_other_runs(folder: Path) -> None:
+    """Never replace tables of runs that are elsewhere, which could not be made again from here."""
+    try:
+        rows = json.loads((folder / "summary.json").read_bytes())["rows"]
+        labels = [(row.get("data", ""), row["method"], seed) for row in rows for seed in row["seeds"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    here = [(folder / "runs" / data / f"{row}-seed{seed}").is_dir() for data, row, seed in labels]
+    if here and not any(here):
+        raise UserError(
+            f"{folder} holds tables of {len(here)} runs that are not there, and would be replaced: choose another "
+            "--out, or delete its summary.json"
+        )
+
+
+def print_plan(cells: Sequence[Cell]) -> None:
+    """The runs of the grid, row by row, with what has been done."""
+    table = Table("row", "method", "data", "finished", "to run", box=SIMPLE_HEAD)
+    rows: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    for one in cells:
+        key = (one.row.name, one.row.method, one.data.name if one.data else "")
+        rows.setdefault(key, ([], []))[0 if is_finished(one.folder) else 1].append(str(one.seed))
+    for key, (done, left) in rows.items():
+        table.add_row(*key, ", ".join(done), ", ".join(left))
+    console.print(table)
+    console.print("finished, to run: seeds. Nothing was run.", style="dim")
 
 
 def _rows(config: StudyConfig, asked: Sequence[str] | None) -> list[str] | None:
@@ -110,15 +193,18 @@ def print_tables(results: StudyResults) -> None:
 
 
 def _print_table(results: StudyResults, rows: list[RowResult], title: str) -> None:
-    table = Table("method", "seeds", title=f"{title}: {results.part}, %", box=SIMPLE_HEAD)
+    table = Table("method", "seeds", title=escape(f"{title}: {results.part}, %"), box=SIMPLE_HEAD)
+    table.columns[0].overflow = "fold"
     for metric in results.study.metrics:
         table.add_column(METRIC_TITLES[metric], justify="right")
     for row in rows:
         cells = []
         for metric in results.study.metrics:
             text = cell(results, row, metric, paper=False)
-            cells.append(f"[bold]{text}[/]" if row is results.best(rows, metric) else text)
+            cells.append(f"[bold]{text}[/]" if results.is_best(row, rows, metric) else text)
         table.add_row(row.row.name, str(len(row.runs)), *cells)
     console.print(table)
-    for note in notes(results, rows)[:2]:
-        console.print(note, highlight=False, style="dim")
+    console_notes = [results.rule, results.scope, *leaks(rows)]
+    console_notes += [text for text in notes(results, rows) if text.startswith("†")]  # what marks in the table mean
+    for note in console_notes:
+        console.print(escape(note), highlight=False, style="dim")

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from equipoise.config import Config, Table, parse_toml, validated
 from equipoise.errors import UserError
 from equipoise.methods import all_options, get_method, method_names
-from equipoise.runs import make_config
+from equipoise.runs import make_config, refuse_idle_options
 from equipoise.table import dotted
 
 Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
@@ -28,16 +28,35 @@ METRICS: tuple[Metric, ...] = (
 )
 #: what a row or a data set may be called: it names folders
 NAME = r"^[A-Za-z0-9][A-Za-z0-9 .,+=_-]*$"
+Name = Annotated[str, Field(pattern=NAME, max_length=100)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+#: what a row and its seed decide, and no setting may
+DECIDED = ("method", "seed", "name")
+
+
+def check_undecided(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse settings of what rows and seeds decide.
+
+    Raises:
+        ValueError: naming the first
+    """
+    for key in DECIDED:
+        if key in settings:
+            raise ValueError(f"'{key}' is no setting of a study: rows name their method, and seeds are listed")
+    return settings
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(check_undecided)]
 
 
 class Row(Table):
     """One line of a table: a method with settings of its own."""
 
-    name: str = Field(pattern=NAME)
+    name: Name
     method: str
-    settings: dict[str, Any] = Field({}, description="config tables over those of the study")
-    seeds: tuple[int, ...] | None = Field(None, description="default: the study's; none at all: only with --full")
-    later: tuple[int, ...] = Field((), description="further seeds of the full grid")
+    settings: Settings = Field({}, description="config tables over those of the study")
+    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only with --full")
+    later: tuple[Seed, ...] = Field((), description="further seeds of the full grid")
     tables: tuple[str, ...] = Field((), description="the tables that the row stands in; default the study's one table")
     paper: dict[Metric, float] = Field({}, description="what the paper reports, in per cent")
     paper_cohort: dict[Metric, float] = Field({}, description="the same for the unseen cohort")
@@ -50,8 +69,8 @@ class Row(Table):
 class DataSet(Table):
     """One of several data sets (or ways to share one out) that every row is run on."""
 
-    name: str = Field(pattern=NAME)
-    settings: dict[str, Any] = Field({}, description="config tables over those of the study")
+    name: Name
+    settings: Settings = Field({}, description="config tables over those of the study")
 
 
 def check_different(seeds: Sequence[int], what: str) -> None:
@@ -68,10 +87,10 @@ def check_different(seeds: Sequence[int], what: str) -> None:
 class StudyConfig(Table):
     """A whole study."""
 
-    name: str = Field(pattern=NAME)
+    name: Name
     title: str = ""
     preset: str | None = Field(None, description="preset or file that all runs start from")
-    settings: dict[str, Any] = Field({}, description="config tables over the preset's, for all runs")
+    settings: Settings = Field({}, description="config tables over the preset's, for all runs")
     scope: Literal["sites", "trained", "common"] = Field(
         "sites",
         description="sites: mean over sites, personal models where there are any; "
@@ -84,28 +103,37 @@ class StudyConfig(Table):
         "with the validation scores of the selected round and no test score",
     )
     metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
-    seeds: tuple[int, ...] = (1,)
+    seeds: tuple[Seed, ...] = (1,)
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
     paper: str = Field("", description="where the paper's numbers stand")
     differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
-    all_methods: bool = Field(False, description="a row for every registered method that no row names")
+    all_methods: bool = Field(False, strict=True, description="a row for every registered method that no row names")
     data: tuple[DataSet, ...] = ()
     rows: tuple[Row, ...] = Field((), alias="row")
 
-    @field_validator("rows")
+    @field_validator("rows", "data")
     @classmethod
-    def _different_names(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-        names = [row.name for row in rows]
+    def _different_names(cls, entries: tuple[Row | DataSet, ...], info: ValidationInfo) -> tuple[Row | DataSet, ...]:
+        names = [entry.name for entry in entries]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two rows are called {', '.join(twice)}")
-        return rows
+            what = "rows" if info.field_name == "rows" else "data sets"
+            raise ValueError(f"two {what} are called {', '.join(twice)}")
+        return entries
+
+    @field_validator("metrics")
+    @classmethod
+    def _different_metrics(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+        if len(set(metrics)) < len(metrics):
+            raise ValueError("a metric is named twice")
+        return metrics
 
     @model_validator(mode="after")
     def _different_seeds(self) -> StudyConfig:
-        planned = {"the study": self.seeds} | {row.name: row.seeds or () for row in self.rows}
-        for name, seeds in planned.items():
-            check_different(seeds, f"seeds of {name}")
+        check_different(self.seeds, "seeds of the study")
+        for row in self.rows:
+            check_different(row.seeds or (), f"seeds of {row.name}")
+            check_different(row.later, f"later seeds of {row.name}")
         return self
 
     @model_validator(mode="after")
@@ -158,6 +186,9 @@ def load_study(source: str) -> StudyConfig:
     else:
         raise UserError(f"'{source}' is neither a file nor a study; studies: {', '.join(study_names()) or 'none'}")
     study = validated(StudyConfig, parse_toml(content, source), source)
+    beside = Path(source).parent / (study.preset or "")
+    if study.preset and source not in study_names() and beside.is_file():  # a file is looked for beside the study's
+        study = study.model_copy(update={"preset": str(beside)})
     if study.all_methods:
         named = {row.name for row in study.rows}
         more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
@@ -233,6 +264,10 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     if (cell.row.view or study.scope) == "trained":
         over.append(f"evaluation.{'trained_test' if study.part == 'test' else 'trained'}=true")
     where = f"study {study.name}, row {cell.row.name}" + (" with what the command line sets" if settings else "")
+    try:
+        refuse_idle_options(list(as_settings(cell.row.settings)), cell.row.method)
+    except UserError as problem:
+        raise UserError(f"{where}: {str(problem).removeprefix('--set ')}") from None
     top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
     return make_config(study.preset, [*over, *settings], where, **top)
 

@@ -27,7 +27,8 @@ from equipoise.report.plotting import (
     round_axis,
 )
 from equipoise.report.tables import METRIC_TITLES
-from equipoise.study.results import RowResult, RunResult, StudyResults
+from equipoise.study.results import StudyResults
+from equipoise.study.rows import RowResult, RunResult
 
 PAPER = PALETTE[1]
 MOST_CLASSES = 6
@@ -152,8 +153,8 @@ def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | N
 
 
 def rank_plot(results: StudyResults) -> Figure | None:
-    """Rows by mean rank; every block (data set, site) is a dot."""
-    own = {name: list(each.values()) for name, each in results.ranks.items() if each}
+    """Rows by mean rank; every block (data set, or site) is a dot."""
+    own = {name: list(each.values()) for name, each in results.ranking.ranks.items()}
     if not own:
         return None
     names = sorted(own, key=lambda name: np.mean(own[name]))

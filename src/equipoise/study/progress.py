@@ -39,9 +39,12 @@ class GridProgress:
         )
         total = sum(config.train.rounds for _, config in cells)
         done = sum(config.train.rounds for cell, config in cells if is_finished(cell.folder))
-        self.whole = self.progress.add_task(f"[bold]{len(cells)} runs", total=total, completed=done)
+        self.whole = self.progress.add_task(
+            f"[bold]{len(cells)} {'run' if len(cells) == 1 else 'runs'}", total=total, completed=done
+        )
         self.lines: dict[str, RunLine] = {}
         self.warned: set[str] = set()
+        self.told: set[str] = set()
 
     def __enter__(self) -> GridProgress:
         self.progress.start()
@@ -60,7 +63,11 @@ class GridProgress:
         """Take the run's bar away and say how it ended."""
         line = self.lines.pop(cell.label)
         self.progress.remove_task(line.task)
-        self.console.print(f"[bold]{escape(cell.label)}[/] {escape(how)}{line.score}", highlight=False)
+        score = line.score if how == "finished" else ""
+        if how.startswith("failed: ") and how in self.told:
+            how = "failed, too"
+        self.told.add(how)
+        self.console.print(f"[bold]{escape(cell.label)}[/] {escape(how)}{score}", highlight=False)
 
     def warn(self, text: str) -> None:
         """Print a warning, once for all runs."""

@@ -16,15 +16,17 @@ from equipoise.report.page import Picture, picture
 from equipoise.report.plotting import style
 from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
-from equipoise.study import figures
+from equipoise.study import figures, remarks
 from equipoise.study.config import METRICS
 from equipoise.study.database import write_database
-from equipoise.study.results import RowResult, StudyResults
+from equipoise.study.results import StudyResults
+from equipoise.study.rows import RowResult
 from equipoise.study.tables import (
     COST_TITLES,
     caption,
     cell,
     cost_cells,
+    has_paper,
     notes,
     number,
     shared_times,
@@ -57,17 +59,13 @@ def render(results: StudyResults) -> str:
     )
     with style():
         sections = [_section(results, place, data) for place, data in enumerate(results.data_names, start=1)]
-        ranks = picture(
-            "ranks",
-            figures.rank_plot(results),
-            f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds: a light dot for each data set"
-            f"{' and site' if results.study.scope != 'common' else ''}, a dark one for their mean.",
-        )
+        ranks = picture("ranks", figures.rank_plot(results), _ranks_caption(results))
     return environment.get_template("study.html").render(
         study=results.study,
         results=results,
         facts=_facts(results),
-        not_run=[f"{row.data} {row.row.name}".strip() for row in results.rows if not row.runs],
+        not_run=remarks.not_run(results),
+        warnings=remarks.warnings(results.rows),
         sections=sections,
         ranks=ranks,
         runs=_runs(results),
@@ -84,11 +82,12 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
     entries: list[tuple[str, str | Sequence[str]]] = [
         ("Study", study.name),
         ("Preset", study.preset or ""),
-        ("Runs", f"{len(runs)} finished, {len(results.unfinished)} not"),
+        ("Runs", f"{len(runs)} finished, {remarks.runs_lacking(results)} not"),
+        ("With --full", ", ".join(remarks.later(results))),
         ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),
-        ("Differs", study.differs),
+        ("Differs" if has_paper(results) else "Notes", study.differs),
         ("Changed", results.deviations),
         (
             "Time",
@@ -97,6 +96,15 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
         ),
     ]
     return [(name, value) for name, value in entries if value]
+
+
+def _ranks_caption(results: StudyResults) -> str:
+    text = f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds"
+    if results.ranked_over != "common set":
+        text += f": a light dot for each {results.ranked_over}, a dark one for their mean"
+    lacking = results.ranking.lacking.items()
+    without = "; ".join(f"without {name}, which lacks {', '.join(blocks)}" for name, blocks in lacking)
+    return f"{text}; {without}." if without else f"{text}."
 
 
 def _runs(results: StudyResults) -> list[tuple[Any, str, str]]:
@@ -126,16 +134,29 @@ def _section(results: StudyResults, place: int, data: str) -> dict[str, Any]:
 def _table(results: StudyResults, data: str, table: str) -> dict[str, Any]:
     rows = results.of(data, table)
     columns = shown_columns(results, rows)
-    best = {metric: results.best(rows, metric) for metric in METRICS}
     return {
         "caption": caption(results, data, table),
         "columns": columns,
+        "validation": _validation_title(rows),
         "notes": notes(results, rows, alone=False),
         "rows": [
-            (row, [(cell(results, row, metric, paper), not paper and row is best[metric]) for metric, paper in columns])
+            (
+                row,
+                [
+                    (cell(results, row, metric, paper), not paper and results.is_best(row, rows, metric))
+                    for metric, paper in columns
+                ],
+            )
             for row in rows
         ],
     }
+
+
+def _validation_title(rows: Sequence[RowResult]) -> str:
+    """The column of the scores that chose rounds, by the metric that did."""
+    chosen = [selection for row in rows for run in row.runs if (selection := run.record.selection)]
+    metrics = dict.fromkeys(METRIC_TITLES.get(selection.metric, selection.metric) for selection in chosen)
+    return f"{' or '.join(metrics)}, validation" if metrics else "Validation"
 
 
 def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, Any]]:

@@ -1,41 +1,24 @@
-"""From finished runs to the rows of a study's tables: scores in per cent over seeds, costs, tests, ranks."""
+"""A study read from its folder: rows with their finished runs, tests between them, ranks, how rounds were chosen."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from equipoise.config import EvaluationConfig
-from equipoise.engine.events import first_event
-from equipoise.report.events import Result
-from equipoise.report.record import RunRecord, read_run
+from equipoise.errors import UserError, first_line
+from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
-from equipoise.study.config import (
-    METRICS,
-    Cell,
-    Metric,
-    Row,
-    StudyConfig,
-    cell_config,
-    deviations,
-    known_cells,
-)
-from equipoise.study.cost import NetCost, net_cost
-from equipoise.study.runner import NOTE, is_finished
-from equipoise.study.statistics import Comparison, Spread, compare_with_best, ranks, spread
+from equipoise.study.config import Cell, Metric, StudyConfig, cell_config, deviations, known_cells
+from equipoise.study.rows import RowResult, RunResult, holders
+from equipoise.study.runner import REMEDY, DamagedRun, is_finished, shared_with
+from equipoise.study.statistics import ROUNDING, Comparison, Ranking, compare_with_best, ranking
 
-Spreads = dict[Metric, Spread]
 HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
-#: the kinds of model that a scope reports, the first one that there is
-VIEWS: dict[str, tuple[str, ...]] = {
-    "sites": ("personal", "global"),
-    "trained": ("trained", "personal", "global"),
-    "common": ("global", "personal"),
-}
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
@@ -49,128 +32,6 @@ PART_SENTENCES = {
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """A finished run."""
-
-    cell: Cell
-    record: RunRecord
-    together: int
-    part: str
-
-    @property
-    def measured(self) -> Sequence[Result]:
-        """All that the study may show of the run: its test results, or validation scores of what it reports."""
-        return self.record.finals if self.part == "test" else self.record.validation
-
-    @cached_property
-    def views(self) -> list[str]:
-        """The kinds of model that were measured."""
-        return list(dict.fromkeys(result.view for result in self.measured))
-
-    def results(self, view: str, scope: str) -> dict[str | None, Result]:
-        """Results of a view by site; under None where the scope has no sites."""
-        return {r.site: r for r in self.measured if r.view == view and r.scope == scope}
-
-    @cached_property
-    def cost(self) -> NetCost | None:
-        """What the net costs."""
-        return net_cost(first_event(self.cell.folder / "events.jsonl"))
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """One line of a table: a row on one data set, with its finished runs (perhaps none)."""
-
-    row: Row
-    data: str
-    scope: str
-    runs: Sequence[RunResult]
-
-    @property
-    def view(self) -> str:
-        """The kind of model that the row reports: the one it names, else by the study's scope."""
-        if self.row.view is not None:
-            return self.row.view
-        views = {view for run in self.runs for view in run.views}
-        order = VIEWS[self.scope]
-        return next((view for view in order if view in views), order[-1])
-
-    @cached_property
-    def scores(self) -> Spreads:
-        """The reported scores."""
-        return self.scores_of(self.view)
-
-    def scores_of(self, view: str, scope: str = "mean", site: str | None = None) -> Spreads:
-        """Scores in per cent of one view, over seeds."""
-        found = [run.results(view, scope).get(site) for run in self.runs]
-        spreads = {metric: spread(_percent(result, metric) for result in found) for metric in METRICS}
-        return {metric: each for metric, each in spreads.items() if each is not None}
-
-    def places(self, scope: str) -> dict[str, str]:
-        """{site or cohort: view} of what was measured in this scope, by the kind of model that the row reports."""
-        return {
-            site: result.view
-            for run in self.runs
-            for result in run.measured
-            if result.scope == scope and result.view == self.view
-            if (site := result.site) is not None
-        }
-
-    @cached_property
-    def validation(self) -> Spread | None:
-        """The score that selected the round, in per cent, over seeds."""
-        chosen = [selection.score for run in self.runs if (selection := run.record.selection)]
-        return spread(None if value is None else 100 * value for value in chosen)
-
-    @cached_property
-    def recall(self) -> dict[str, Spread]:
-        """Recall of each class over all sites' images, in per cent, over seeds."""
-        found: dict[str, list[float]] = {}
-        for run in self.runs:
-            pooled = run.results(self.view, "pooled").get(None)
-            for name, value in zip(run.record.start.classes, pooled.recall if pooled else ()):
-                if value is not None:
-                    found.setdefault(name, []).append(100 * value)
-        spreads = {name: spread(values) for name, values in found.items()}
-        return {name: each for name, each in spreads.items() if each is not None}
-
-    def values(self, metric: Metric, by_site: bool) -> dict[Hashable, float]:
-        """One score in per cent by seed, or by seed and site."""
-        scope = "site" if by_site else "mean"
-        return {
-            (run.cell.seed, site) if by_site else run.cell.seed: value
-            for run in self.runs
-            for site, result in run.results(self.view, scope).items()
-            if (value := _percent(result, metric)) is not None
-        }
-
-    @cached_property
-    def seconds(self) -> Spread | None:
-        """Clock time of a round without evaluation, over seeds."""
-        return spread(sum(r.seconds for r in run.record.rounds) / len(run.record.rounds) for run in self.runs)
-
-    @cached_property
-    def duration(self) -> Spread | None:
-        """Clock time of a whole run, over seeds."""
-        return spread(run.record.seconds for run in self.runs)
-
-    def traffic(self, direction: str) -> float | None:
-        """Bytes that a site has `sent` or `received` in a round, on average."""
-        visits = [site for run in self.runs for finished in run.record.rounds for site in finished.sites.values()]
-        return sum(getattr(site, direction) for site in visits) / len(visits) if visits else None
-
-    @property
-    def together(self) -> int:
-        """How many runs shared the device, at most, while these did."""
-        return max((run.together for run in self.runs), default=1)
-
-
-def _percent(result: Result | None, metric: Metric) -> float | None:
-    value = result.metrics.get(metric) if result else None
-    return None if value is None else 100 * value
-
-
-@dataclass(frozen=True)
 class StudyResults:
     """Everything that a study's tables and report say."""
 
@@ -178,6 +39,8 @@ class StudyResults:
     folder: Path
     rows: Sequence[RowResult]
     unfinished: Sequence[str]
+    damaged: Mapping[str, Exception] = field(default_factory=dict)
+    """Finished runs whose files cannot be used, by label."""
 
     @property
     def runs(self) -> list[RunResult]:
@@ -209,6 +72,13 @@ class StudyResults:
         sign = 1 if HIGHER_IS_BETTER[metric] else -1
         return max(known, key=lambda row: sign * row.scores[metric].mean, default=None)
 
+    def is_best(self, row: RowResult, rows: Sequence[RowResult], metric: Metric) -> bool:
+        """True for every row whose mean is that of the best one."""
+        best = self.best(rows, metric)
+        if best is None or metric not in row.scores:
+            return False
+        return abs(row.scores[metric].mean - best.scores[metric].mean) <= ROUNDING
+
     @cached_property
     def comparisons(self) -> dict[str, list[Comparison]]:
         """Paired tests between the best row and the others, by data set."""
@@ -220,18 +90,27 @@ class StudyResults:
             for data in self.data_names
         }
 
+    @property
+    def ranked_over(self) -> str:
+        """What rows are ranked on: every data set; of a single one, every site where sites are tested apart."""
+        if len(self.data_names) > 1:
+            return "data set"
+        apart = self.study.scope != "common" and not any(run.on_common_set for run in self.runs)
+        return "site" if apart else "common set"
+
     @cached_property
-    def ranks(self) -> dict[str, dict[Hashable, float]]:
-        """Rank of each row on every data set, at every site where sites are tested apart; means over seeds."""
-        metric, by_site = self.study.primary, self.study.scope != "common"
-        values: dict[str, dict[Hashable, float]] = {}
+    def ranking(self) -> Ranking:
+        """Ranks of the rows by the primary metric, means over seeds."""
+        metric, by_site = self.study.primary, self.ranked_over == "site"
+        values: dict[str, dict[str, float]] = {}
         for row in self.rows:
-            places = row.places("site").items() if by_site else [("", row.view)]
-            for site, view in places:
-                scores = row.scores_of(view, "site", site) if by_site else row.scores
-                if metric in scores:
-                    values.setdefault(row.row.name, {})[row.data, site] = scores[metric].mean
-        return ranks(values, HIGHER_IS_BETTER[metric])
+            scores = {row.data: row.scores}
+            if by_site:
+                scores = {site: row.scores_of(view, "site", site) for site, view in row.places("site").items()}
+            known = {block: own[metric].mean for block, own in scores.items() if metric in own}
+            if known:
+                values.setdefault(row.row.name, {}).update(known)
+        return ranking(values, HIGHER_IS_BETTER[metric])
 
     @cached_property
     def rule(self) -> str:
@@ -246,17 +125,13 @@ class StudyResults:
     @cached_property
     def deviations(self) -> list[str]:
         """Settings in which runs differ from the study file, a sentence each."""
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[RunResult]] = {}
         for run in self.runs:
             planned = cell_config(self.study, run.cell)
             for key, (value, wanted) in deviations(planned, run.record.start.config).items():
                 text = f"{key} = {json.dumps(value)} instead of {json.dumps(wanted)}"
-                found.setdefault(text, []).append(run.cell.label)
-        everything = len(self.runs)
-        return [
-            f"{text} ({'all runs' if len(labels) == everything else ', '.join(labels)})"
-            for text, labels in found.items()
-        ]
+                found.setdefault(text, []).append(run)
+        return [f"{text} ({holders(self.rows, runs)})" for text, runs in found.items()]
 
 
 def _rule(evaluation: dict[str, Any]) -> str:
@@ -275,20 +150,53 @@ def _rule(evaluation: dict[str, Any]) -> str:
 
 
 def collect(study: StudyConfig, folder: Path) -> StudyResults:
-    """Read the runs of a study; unfinished ones are only named."""
+    """Read the runs of a study; unfinished and damaged ones are only named.
+
+    Raises:
+        UserError: when the study is of a common set, and a run has none
+    """
     finished: dict[tuple[str, str], list[RunResult]] = {}
-    unfinished = []
+    unfinished: list[str] = []
+    damaged: dict[str, Exception] = {}
     for cell in known_cells(study, folder):
-        if is_finished(cell.folder):
-            note = cell.folder / NOTE
-            together = json.loads(note.read_text())["together"] if note.is_file() else 1
-            key = (cell.data.name if cell.data else "", cell.row.name)
-            finished.setdefault(key, []).append(RunResult(cell, read_run(cell.folder), together, study.part))
-        else:
+        if not is_finished(cell.folder):
             unfinished.append(cell.label)
+            continue
+        try:
+            key = (cell.data.name if cell.data else "", cell.row.name)
+            finished.setdefault(key, []).append(_read(cell, study.part))
+        except DamagedRun as problem:
+            damaged[cell.label] = problem
+    if study.scope == "common":
+        _check_common(study, [run for runs in finished.values() for run in runs])
     rows = [
         RowResult(row, name, study.scope, finished.get((name, row.name), []))
         for name in (data.name if data else "" for data in study.data_sets)
         for row in study.rows
     ]
-    return StudyResults(study, folder, rows, unfinished)
+    return StudyResults(study, folder, rows, unfinished, damaged)
+
+
+def _read(cell: Cell, part: str) -> RunResult:
+    """A finished run, if its files say all that tables need."""
+    try:
+        run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
+        _rule(run.record.start.config["evaluation"])
+    except DamagedRun:
+        raise
+    except (UserError, ValueError, KeyError, TypeError) as problem:
+        raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
+    if not run.record.rounds:
+        raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no round; {REMEDY}")
+    return run
+
+
+def _check_common(study: StudyConfig, runs: Sequence[RunResult]) -> None:
+    """Refuse to call a mean over sites a score on a common set."""
+    for run in (run for run in runs if not run.on_common_set):
+        part, held = PART_TITLES[study.part], ", ".join(run.judges) or "nobody"
+        raise UserError(
+            f'study {study.name} has scope = "common", but the data of {run.cell.label} has no common {part} set: '
+            f'{part} images are held by {held}. Write scope = "sites" into the study file, or run it on data with a '
+            "common set: a store made with one, data.phantom.common = true, or a drawn data.partition"
+        )

@@ -11,7 +11,8 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,14 +21,22 @@ import torch
 
 from equipoise.config import Config
 from equipoise.engine.events import first_event
-from equipoise.engine.files import write_text
+from equipoise.engine.files import refuse_foreign, write_text
 from equipoise.engine.loop import Observer, Run
-from equipoise.errors import UserError
+from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
 from equipoise.study.config import Cell, deviations
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
+
+
+#: what to do about a run whose files are damaged
+REMEDY = "delete the folder, and the study runs it again"
+
+
+class DamagedRun(UserError):
+    """A finished run whose files cannot be used."""
 
 
 class Display(Protocol):
@@ -46,14 +55,26 @@ class Outcome:
 
     finished: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    """Runs that another process is at."""
     failed: dict[str, Exception] = field(default_factory=dict)
 
     def complain(self) -> None:
-        """Raise what went wrong, if anything did; the user's mistakes as such."""
-        if self.failed:
-            lines = "\n".join(f"  {label}: {problem}" for label, problem in self.failed.items())
-            kind = UserError if any(isinstance(e, UserError) for e in self.failed.values()) else RuntimeError
-            raise kind(f"failed runs:\n{lines}") from next(iter(self.failed.values()))
+        """Raise what went wrong, if anything did, each problem once; what the user can mend as such."""
+        if not self.failed:
+            return
+        labels: dict[str, list[str]] = {}
+        for label, problem in self.failed.items():
+            labels.setdefault(str(problem) or type(problem).__name__, []).append(label)
+        lines = "\n".join(f"  {', '.join(names)}: {text}" for text, names in labels.items())
+        ours = next((problem for problem in self.failed.values() if not is_users(problem)), None)
+        if ours is None:
+            raise UserError(f"failed runs:\n{lines}")
+        raise RuntimeError(f"failed runs:\n{lines}") from ours
+
+
+class FinishedElsewhere(Exception):
+    """Another process has brought a run to its end meanwhile."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -63,14 +84,21 @@ def is_finished(folder: Path) -> bool:
         return False
     last = path.read_bytes().rstrip().rpartition(b"\n")[2]
     try:
-        return json.loads(last).get("event") == "end"
+        event = json.loads(last)
     except ValueError:  # a line that an interruption cut off
         return False
+    return isinstance(event, dict) and event.get("event") == "end"
 
 
 def check_finished(cell: Cell, config: Config) -> None:
     """Refuse a finished run that was made with other settings."""
-    other = deviations(config, first_event(cell.folder / "events.jsonl")["config"])
+    try:
+        start = first_event(cell.folder / "events.jsonl")
+    except UserError as problem:
+        raise DamagedRun(f"{problem}; {REMEDY}") from None
+    if not isinstance(start.get("config"), dict):
+        raise DamagedRun(f"{cell.folder} does not say how it was made; {REMEDY}")
+    other = deviations(config, start["config"])
     if other:
         changes = "; ".join(f"{key} = {found!r}, now {planned!r}" for key, (found, planned) in list(other.items())[:4])
         raise UserError(
@@ -95,14 +123,16 @@ class Limit:
 class Turns:
     """One run among those that take turns."""
 
-    def __init__(self, cell: Cell, run: Run, limit: Limit):
+    def __init__(self, cell: Cell, run: Run, limit: Limit, keep: bool):
         self.cell = cell
         self.run = run
         self.limit = limit
+        self.keep = keep
         self.stopped_after: int | None = None
         """The round that is on disk and the last one for now, when time is up."""
         self._round_began = time.monotonic()
         run.save_anyway = self._round_ended
+        run.tenancy = self._tenancy
         self._steps = run.steps(resume=True)
         self._random = torch.get_rng_state()
 
@@ -124,6 +154,16 @@ class Turns:
             self.stopped_after = number
         return self.stopped_after is not None
 
+    @contextmanager
+    def _tenancy(self) -> Iterator[None]:
+        """What only one process may do: look whether the run is finished, and clear up once it is."""
+        if is_finished(self.cell.folder):
+            raise FinishedElsewhere
+        yield
+        if not self.keep:
+            for part in ("checkpoints", "sites"):
+                shutil.rmtree(self.cell.folder / part, ignore_errors=True)
+
     def close(self) -> None:
         """Stop where it is; what is on disk can be resumed."""
         self._steps.close()
@@ -144,11 +184,14 @@ def run_grid(
     """
     outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
     for cell, config in cells:
-        if is_finished(cell.folder):
+        if not is_finished(cell.folder):
+            waiting.append((cell, config))
+            continue
+        try:
             check_finished(cell, config)
             outcome.finished.append(cell.label)
-        else:
-            waiting.append((cell, config))
+        except DamagedRun as problem:  # one run's damage is no reason to leave the others undone
+            outcome.failed[cell.label] = problem
     _check_shareable([config for _, config in waiting], together)
     running = _Running(display, outcome, Limit(limit_seconds), together, keep)
     try:
@@ -187,9 +230,11 @@ class _Running:
     def begin(self, cell: Cell, config: Config) -> None:
         """Open or reopen a run."""
         try:
-            run = prepare_run(config, cell.folder, [self.display.started(cell, config)])
+            watcher = self.display.started(cell, config)
+            refuse_foreign(cell.folder)
+            run = prepare_run(config, cell.folder, [watcher])
             _note_sharing(cell, self.together)
-            self.active.append(Turns(cell, run, self.limit))
+            self.active.append(Turns(cell, run, self.limit, self.keep))
         except Exception as problem:
             self._fail(cell, problem)
 
@@ -197,6 +242,13 @@ class _Running:
         """One step of one run, and what follows from it."""
         try:
             going = turns.step()
+        except FinishedElsewhere:
+            going = False
+        except FolderBusy:
+            self.active.remove(turns)
+            self.outcome.busy.append(turns.cell.label)
+            self.display.ended(turns.cell, "is left to another process, which is at it")
+            return
         except Exception as problem:
             self.active.remove(turns)
             self._fail(turns.cell, problem)
@@ -208,9 +260,6 @@ class _Running:
 
     def _finish(self, turns: Turns) -> None:
         self.active.remove(turns)
-        if not self.keep:
-            for part in ("checkpoints", "sites"):
-                shutil.rmtree(turns.cell.folder / part, ignore_errors=True)
         self.outcome.finished.append(turns.cell.label)
         self.display.ended(turns.cell, "finished")
 
@@ -228,6 +277,16 @@ class _Running:
 
 def _note_sharing(cell: Cell, together: int) -> None:
     """Times measured while others compute on the same device are not this run's alone: leave word of it."""
-    path = cell.folder / NOTE
-    before = json.loads(path.read_text())["together"] if path.is_file() else 1
-    write_text(path, json.dumps({"row": cell.row.name, "seed": cell.seed, "together": max(before, together)}))
+    most = max(shared_with(cell.folder), together)
+    write_text(cell.folder / NOTE, json.dumps({"row": cell.row.name, "seed": cell.seed, "together": most}))
+
+
+def shared_with(folder: Path) -> int:
+    """How many runs shared the device while a run did, at most; 1 where no word of it was left."""
+    path = folder / NOTE
+    if not path.is_file():
+        return 1
+    try:
+        return int(json.loads(path.read_bytes())["together"])
+    except (ValueError, KeyError, TypeError):
+        raise DamagedRun(f"{path} is damaged; {REMEDY}") from None

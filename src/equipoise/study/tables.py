@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from equipoise.report.latex import latex_text
 from equipoise.report.summary import duration, traffic
-from equipoise.report.tables import METRIC_TITLES, latex_text
+from equipoise.report.tables import METRIC_TITLES
+from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
-from equipoise.study.results import RowResult, Spreads, StudyResults
+from equipoise.study.results import StudyResults
+from equipoise.study.rows import RowResult, Spreads
 from equipoise.study.statistics import Spread
 
 #: the p-value below which a difference is marked
@@ -32,20 +35,18 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "primary": study.primary,
         "paper": study.paper,
         "differs": [*study.differs, *results.deviations],
+        "warnings": remarks.warnings(results.rows),
         "rows": [_row_summary(results, row) for row in results.rows if row.runs],
         "tests": {
             data: [asdict(comparison) for comparison in comparisons]
             for data, comparisons in results.comparisons.items()
             if comparisons
         },
-        "mean_ranks": {name: sum(own.values()) / len(own) for name, own in results.ranks.items() if own},
-        "not_run": [_full_name(row) for row in results.rows if not row.runs],
+        "mean_ranks": results.ranking.means,
+        "not_run": remarks.not_run(results),
+        "later": remarks.later(results),
         "unfinished": list(results.unfinished),
     }
-
-
-def _full_name(row: RowResult) -> str:
-    return f"{row.data}: {row.row.name}" if row.data else row.row.name
 
 
 def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
@@ -74,7 +75,8 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
 
 
 def _plain(spreads: Spreads) -> dict[str, Any]:
-    return {metric: asdict(each) for metric, each in spreads.items()}
+    """Every metric, None where it could not be measured."""
+    return {metric: asdict(spreads[metric]) if metric in spreads else None for metric in METRICS}
 
 
 def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
@@ -122,16 +124,18 @@ def marks(results: StudyResults, row: RowResult) -> str:
     """A dagger where the t-test, a double dagger where also Wilcoxon's, tells the row from the best one."""
     for comparison in results.comparisons[row.data]:
         if comparison.other == row.row.name:
-            both = comparison.wilcoxon_holm < SIGNIFICANT
-            return ("‡" if both else "†") if comparison.t_test_holm < SIGNIFICANT else ""
+            t_test, wilcoxon = (
+                p is not None and p < SIGNIFICANT for p in (comparison.t_test_holm, comparison.wilcoxon_holm)
+            )
+            return ("‡" if wilcoxon else "†") if t_test else ""
     return ""
 
 
 def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) -> list[str]:
-    """What stands under a table: selection rule, scope, how tests were made, and what differs from the paper unless the
-    table stands on a page that says so at its top."""
+    """What stands under a table: selection rule, scope, groups shared between training and test, how tests were made,
+    and what differs from the paper unless the table stands on a page that says so at its top."""
     study = results.study
-    found = [results.rule, results.scope]
+    found = [results.rule, results.scope, *(f"{text}." for text in remarks.leaks(rows))]
     counts = sorted({len(row.runs) for row in rows if row.runs})
     if counts and counts[-1] > 1:
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -139,14 +143,19 @@ def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) 
     elif counts:
         found.append("One seed.")
     found += shared_times(rows)
-    found += [_tests_note(results, data) for data in {row.data: None for row in rows} if results.comparisons[data]]
+    found += [note for data in {row.data: None for row in rows} if (note := _tests_note(results, data))]
     if any(row.row.paper for row in rows) and study.paper:
         found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
     if alone:
-        found += [f"Differs from the paper: {text}" for text in study.differs]
+        found += [f"{'Differs from the paper' if has_paper(results) else 'Note'}: {text}" for text in study.differs]
         found += [f"Differs from the study file: {text}." for text in results.deviations]
     found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
     return found
+
+
+def has_paper(results: StudyResults) -> bool:
+    """True when the study names a paper, or has numbers of one."""
+    return bool(results.study.paper) or any(row.paper or row.paper_cohort for row in results.study.rows)
 
 
 def shared_times(rows: Sequence[RowResult]) -> list[str]:
@@ -158,13 +167,17 @@ def shared_times(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _tests_note(results: StudyResults, data: str) -> str:
-    comparisons = results.comparisons[data]
+    """How tests were made; nothing where none was."""
+    comparisons = [comparison for comparison in results.comparisons[data] if comparison.t_test is not None]
+    if not comparisons:
+        return ""
+    number = "1 comparison" if len(comparisons) == 1 else f"{len(comparisons)} comparisons"
     pairs = sorted({comparison.pairs for comparison in comparisons})
     # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
     least = 2.0 ** (1 - pairs[-1])
     return (
         f"† differs from {comparisons[0].best} by the paired t-test, ‡ by Wilcoxon's test too (p < {SIGNIFICANT}, Holm-"
-        f"corrected over {len(comparisons)} comparisons; {results.study.pairs} paired, {pairs[-1]} pairs, with which "
+        f"corrected over {number}; {results.study.pairs} paired, {pairs[-1]} pairs, with which "
         f"Wilcoxon's p before correction is at least {least:.2g})."
     )
 
@@ -204,31 +217,21 @@ def _latex_table(results: StudyResults, data: str, table: str) -> str:
     head = [METRIC_TITLES[metric] + (" (paper)" if paper else "") for metric, paper in columns]
     lines = [
         r"\begin{table}",
-        rf"\caption{{{_latex(caption(results, data, table))}}}",
+        rf"\caption{{{latex_text(caption(results, data, table))}}}",
         r"\begin{tabular}{l" + "r" * len(columns) + "}",
         r"\toprule",
-        " & ".join(map(_latex, ["Method", *head])) + r" \\",
+        " & ".join(map(latex_text, ["Method", *head])) + r" \\",
         r"\midrule",
     ]
     for row in rows:
-        cells = [_latex(row.row.name)]
+        cells = [latex_text(row.row.name)]
         for metric, paper in columns:
-            text = _latex(cell(results, row, metric, paper))
-            best = not paper and row is results.best(rows, metric)
+            text = latex_text(cell(results, row, metric, paper))
+            best = not paper and results.is_best(row, rows, metric)
             cells.append(rf"\textbf{{{text}}}" if best else text)
         lines.append(" & ".join(cells) + r" \\")
-    beneath = _latex(" ".join(notes(results, rows)))
+    beneath = latex_text(" ".join(notes(results, rows)))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par\footnotesize {beneath}", r"\end{table}", ""])
-
-
-_LATEX_SYMBOLS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "–": "--"}
-
-
-def _latex(text: str) -> str:
-    escaped = latex_text(text)
-    for symbol, command in _LATEX_SYMBOLS.items():
-        escaped = escaped.replace(symbol, command)
-    return escaped
 
 
 def cell(results: StudyResults, row: RowResult, metric: Metric, paper: bool) -> str:

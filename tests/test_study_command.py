@@ -1,0 +1,222 @@
+"""`equipoise study` under bad files, damaged runs, several processes and full disks."""
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from equipoise import cli
+from equipoise.config import override
+from equipoise.engine.files import claimed_folder
+from equipoise.study.runner import is_finished
+from harness import TINY as SMALL
+from harness import events
+
+ROWS = [{"name": name, "method": name} for name in ("fedavg", "local")]
+
+
+def write_study(path: Path, **changes: Any) -> Path:
+    """A study of two rows on the tiny phantom."""
+    study = {"name": "small", "settings": override({}, SMALL), "row": ROWS} | changes
+    path.write_text(tomli_w.dumps(study))
+    return path
+
+
+@pytest.fixture
+def equipoise(monkeypatch, capsys, tmp_path):
+    """Run the command line in this process, in an empty folder; gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["equipoise", "study", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, " ".join(out.split()), " ".join(err.split())
+
+    return call
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"method": "prr"}}, "'method' is no setting of a study"),
+        ({"row": [ROWS[0] | {"settings": {"seed": 4}}]}, "'seed' is no setting of a study"),
+        ({"data": [{"name": "a"}, {"name": "a"}]}, "two data sets are called a"),
+        ({"row": [ROWS[0] | {"later": [2, 2]}]}, "later seeds of fedavg: 2 is named twice"),
+        ({"row": [ROWS[0] | {"later": [-2]}]}, "greater than or equal to 0"),
+        ({"seeds": [2**70]}, "less than 4294967296"),
+        ({"seeds": [True]}, "valid integer"),
+        ({"seeds": 1}, "seeds: expected a list (got 1)"),
+        ({"row": ROWS[0]}, "expected a list of tables: [[row]]"),
+        ({"metrics": ["ece", "ece"]}, "a metric is named twice"),
+        ({"row": [{"name": "x" * 101, "method": "fedavg"}]}, "at most 100 characters"),
+        ({"row": [ROWS[0] | {"settings": {"fedprox": {"mu": 1.0}}}]}, "options of fedprox have no effect"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_and_nothing_is_written(equipoise, tmp_path, changes, message):
+    code, _, err = equipoise(str(write_study(tmp_path / "small.toml", **changes)))
+    assert code == 2 and message in err
+    assert {path.name for path in tmp_path.iterdir()} == {"small.toml"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "seed=5"], "the seed of a run is its row's"),
+        (["--set", "method=prr"], "the method of a run is its row's"),
+        (["--set", "fedprox.mu=3"], "no row that is run has the method fedprox"),
+        (["--report-only", "--only", "nix"], "--only has no effect"),
+        (["--limit-seconds", "nan"], "expected a number of seconds"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(equipoise, tmp_path, options, message):
+    code, _, err = equipoise(str(write_study(tmp_path / "small.toml")), *options)
+    assert code == 2 and message in err
+
+
+def test_a_preset_of_the_users_own_is_found_beside_the_study(equipoise, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own.toml").write_text("[train]\nrounds = 2\n")
+    study = write_study(tmp_path / "sub" / "small.toml", preset="own.toml", settings={}, row=ROWS[:1])
+    code, out, err = equipoise(str(study), "--plan")
+    assert code == 0, err
+    assert "fedavg" in out and not (tmp_path / "studies").exists()
+
+
+def test_the_plan_says_what_is_finished_and_runs_nothing(equipoise, tmp_path):
+    study = str(write_study(tmp_path / "small.toml", seeds=[1, 2]))
+    equipoise(study, "--only", "local", "--seeds", "2")
+    code, out, _ = equipoise(study, "--plan")
+    assert code == 0 and "fedavg fedavg 1, 2" in out and "local local 2 1" in out
+    assert {path.name for path in Path("studies/small/runs").iterdir()} == {"local-seed2"}
+
+
+# ---- other processes -----------------------------------------------------------------------------------------------
+
+
+def _study(source: str) -> None:
+    sys.argv = ["equipoise", "study", source]
+    cli.main()
+
+
+def test_two_processes_on_one_study_leave_every_run_whole(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml", seeds=[1, 2]))
+    spawn = multiprocessing.get_context("spawn")
+    both = [spawn.Process(target=_study, args=(source,)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert equipoise(source)[0] == 0
+    runs = sorted(Path("studies/small/runs").iterdir())
+    assert len(runs) == 4 and all(is_finished(run) and events(run, "final") for run in runs)
+    summary = json.loads(Path("studies/small/summary.json").read_text())
+    assert [row["macro_f1"]["n"] for row in summary["rows"]] == [2, 2]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    with claimed_folder(Path("studies/small/runs/fedavg-seed1")):
+        code, out, _ = equipoise(source)
+    assert code == 0 and "1 run is left to another process" in out
+    assert is_finished(Path("studies/small/runs/local-seed1"))
+
+
+# ---- what lies on disk ---------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path, what: str) -> None:
+    log = folder / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    match what:
+        case "first line cut":
+            log.write_text("".join(["{\n", *lines[1:]]))
+        case "first line not UTF-8":
+            log.write_bytes(b"\xff\xfe\n" + "".join(lines[1:]).encode())
+        case "first line without config":
+            log.write_text("".join(['{"event": "start"}\n', *lines[1:]]))
+        case "a note that says nothing":
+            (folder / "study.json").write_text("{}")
+        case "a broken note":
+            (folder / "study.json").write_bytes(b"\xff{")
+        case "a line in the middle":
+            log.write_text("".join([lines[0], "{\n", *lines[1:]]))
+        case "no rounds":
+            log.write_text("".join(line for line in lines if '"event": "round"' not in line))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "first line cut",
+        "first line not UTF-8",
+        "first line without config",
+        "a note that says nothing",
+        "a broken note",
+        "a line in the middle",
+        "no rounds",
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_are_reported(equipoise, tmp_path, what):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+    run = Path("studies/small/runs/fedavg-seed1")
+    damage(run, what)
+    Path("studies/small/table.csv").unlink()
+    code, _, err = equipoise(source)
+    assert code == 2 and "fedavg-seed1" in err and "delete the folder" in err
+    table = Path("studies/small/table.csv").read_text()
+    assert "local" in table and "fedavg" not in table
+
+
+def test_a_finished_run_whose_last_line_is_lost_says_how_to_go_on(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+    log = Path("studies/small/runs/fedavg-seed1/events.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    code, _, err = equipoise(source)
+    assert code == 2 and "delete the folder to run it anew" in err
+
+
+def test_a_study_does_not_replace_tables_of_runs_elsewhere(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+    Path("studies/small/runs").rename("elsewhere")
+    before = Path("studies/small/summary.json").read_text()
+    code, _, err = equipoise(source)
+    assert code == 2 and "holds tables of 2 runs that are not there" in err
+    assert Path("studies/small/summary.json").read_text() == before and not Path("studies/small/runs").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_an_output_folder_that_cannot_be_made_is_one_message(equipoise, tmp_path, out):
+    source = str(write_study(tmp_path / "small.toml"))
+    Path("file").write_text("mine")
+    code, _, err = equipoise(source, "--out", out)
+    assert code == 2 and "Traceback" not in err and "file" in err
+
+
+def test_a_folder_with_somebodys_files_is_left_alone(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    run = Path("studies/small/runs/fedavg-seed1")
+    run.mkdir(parents=True)
+    (run / "notes.txt").write_text("mine")
+    code, _, err = equipoise(source)
+    assert code == 2 and "fedavg-seed1" in err and "not empty and holds no run" in err
+    assert [path.name for path in run.iterdir()] == ["notes.txt"] and is_finished(run.with_name("local-seed1"))
+
+
+def test_markup_in_names_is_text(equipoise, tmp_path):
+    source = write_study(tmp_path / "small.toml", row=[ROWS[0] | {"tables": ["[/x] one"]}], title="[bold")
+    code, out, err = equipoise(str(source), "--out", "a[/b]")
+    assert code == 0, err
+    assert "[/x] one" in out and "a[/b]/small/report.html" in out

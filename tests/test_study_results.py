@@ -1,0 +1,263 @@
+"""What a study says besides scores: warnings, what is lacking, ranks, ties, and what could not be measured."""
+
+from __future__ import annotations
+
+import json
+import warnings as python_warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.errors import UserError
+from equipoise.report.figures import federation_bubbles
+from equipoise.report.latex import latex_text
+from equipoise.report.record import SiteCounts
+from equipoise.study import load_study
+from equipoise.study.remarks import warnings
+from equipoise.study.report import render
+from equipoise.study.results import collect
+from equipoise.study.statistics import compare_with_best
+from equipoise.study.tables import notes, summary, to_latex, to_markdown
+from test_study import SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAK = "the authors split of ham10000 is not clean: 641 of 1868 test groups are also in train"
+DATA = [{"name": "first"}, {"name": "second"}]
+ROWS = [{"name": name, "method": name, "seeds": [1]} for name in SCORES]
+
+
+def rewrite_all(folder: Path, change: Any) -> None:
+    for path in folder.glob("runs/**/events.jsonl"):
+        kept = [new for line in map(json.loads, path.read_text().splitlines()) for new in change(path, line)]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+
+
+def without(folder: Path, *labels: str) -> None:
+    """Take the events of runs away, as if these had never begun."""
+    for label in labels:
+        (folder / "runs" / label / "events.jsonl").unlink()
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def warned(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
+    if line["event"] != "start":
+        return [line]
+    own = ["label_smoothing = 0.1 has no effect"] if path.parent.name.startswith("prr") else []
+    own += ["site Sydney has one melanoma"] if path.parent.name == "fedavg-seed2" else []
+    return [line | {"warnings": [LEAK, *own]}]
+
+
+def test_warnings_of_runs_stand_once_with_the_runs_they_hold_for(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    rewrite_all(tmp_path, warned)
+    results = collect(study, tmp_path)
+    assert summary(results)["warnings"] == [
+        f"All runs: {LEAK}",
+        "fedavg-seed2: site Sydney has one melanoma",
+        "prr: label_smoothing = 0.1 has no effect",
+    ]
+    page = render(results)
+    assert page.index("<h2>Warnings</h2>") < page.index("label_smoothing = 0.1 has no effect") < page.index("<section")
+
+
+def test_groups_shared_with_training_are_told_under_every_table(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    rewrite_all(tmp_path, warned)
+    results = collect(study, tmp_path)
+    for text in (to_markdown(results), to_latex(results)):
+        assert f"All runs: {LEAK}." in text and "label" not in text
+    assert f"<li>All runs: {LEAK}.</li>" in render(results)
+
+
+def test_a_warning_of_one_data_set_names_it(tmp_path):
+    study = make_up(made_up_study(data=DATA, row=ROWS), tmp_path)
+    rewrite_all(tmp_path, lambda path, line: warned(path, line) if path.parent.parent.name == "first" else [line])
+    results = collect(study, tmp_path)
+    assert warnings(results.rows) == [f"first: {LEAK}", "first: prr: label_smoothing = 0.1 has no effect"]
+    assert not [note for note in notes(results, results.of("second")) if "groups" in note]
+
+
+# ---- a common test set -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["test", "valid"])
+def test_a_mean_over_sites_is_not_called_a_score_on_a_common_set(tmp_path, part):
+    study = make_up(made_up_study(scope="common", part=part, row=ROWS), tmp_path)
+    with pytest.raises(
+        UserError, match=f"made-up has scope = .common.*fedavg-seed1 has no common .*{', '.join(SITES)}"
+    ):
+        collect(study, tmp_path)
+    rewrite(tmp_path, common_set)
+    assert summary(collect(study, tmp_path))["mean_ranks"] == {"fedavg": 2.0, "prr": 1.0, "local": 3.0}
+
+
+@pytest.mark.parametrize("name", ["fedbm-ham10000-0.05", "fediic-ham10000", "fedbm-tuning-ham10000"])
+def test_recorded_runs_of_common_sets_are_known_as_such(name):
+    results = collect(load_study(name), ROOT / "results" / name)
+    assert results.study.scope == "common" and all(run.judges == ["common"] for run in results.runs)
+
+
+# ---- what is lacking -------------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_rows_of_the_first_wave_that_are_not_there_are_told(tmp_path):
+    rows = [*made_up_study().rows, {"name": "kept", "method": "fedprox", "seeds": [], "later": [1, 2]}]
+    study = make_up(made_up_study(row=rows), tmp_path)
+    without(tmp_path, "fedavg-seed2", "fedavg-seed3", "prr-seed1")
+    results = collect(study, tmp_path)
+    found = summary(results)
+    assert found["not_run"] == ["fedavg (seeds 2, 3)", "prr (seed 1)", "central"]
+    assert found["later"] == ["kept"] and found["unfinished"] == []
+    page = render(results)
+    assert "Not run yet: fedavg (seeds 2, 3), prr (seed 1), central." in page and "4 finished, 4 not" in page
+
+
+def test_a_run_that_was_begun_is_not_called_unrun(tmp_path):
+    study = make_up(made_up_study(row=[{"name": "fedavg", "method": "fedavg", "seeds": [1, 2, 3]}]), tmp_path)
+    without(tmp_path, "fedavg-seed3")
+    rewrite_all(tmp_path, lambda path, line: [line] * (path.parent.name != "fedavg-seed2" or line["event"] != "end"))
+    found = summary(collect(study, tmp_path))
+    assert found["unfinished"] == ["fedavg-seed2"] and found["not_run"] == ["fedavg (seed 3)"]
+
+
+def test_a_study_whose_first_wave_is_done_is_complete(tmp_path):
+    rows = [*ROWS, {"name": "kept", "method": "fedprox", "seeds": [], "later": [1]}]
+    results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
+    assert summary(results)["not_run"] == [] and summary(results)["later"] == ["kept"]
+    page = render(results)
+    assert "not complete" not in page and "3 finished, 0 not" in page and "<dt>With --full</dt><dd>kept</dd>" in page
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_over_data_sets_where_there_are_several(tmp_path):
+    def better(path, line):
+        raised = path.parent.parent.name == "second" and path.parent.name.startswith("fedavg")
+        if raised and line["event"] == "final":
+            return [line | {"metrics": line["metrics"] | {"macro_f1": 0.99}}]
+        return [line]
+
+    study = make_up(made_up_study(data=DATA, row=ROWS), tmp_path)
+    rewrite_all(tmp_path, better)
+    results = collect(study, tmp_path)
+    assert results.ranking.ranks["fedavg"] == {"first": 2.0, "second": 1.0}
+    assert summary(results)["mean_ranks"] == {"fedavg": 1.5, "prr": 1.5, "local": 3.0}
+    without(tmp_path, "second/prr-seed1")
+    results = collect(study, tmp_path)
+    assert summary(results)["mean_ranks"] == {"fedavg": 1.0, "local": 2.0}
+    assert "a light dot for each data set" in render(results) and "without prr, which lacks second" in render(results)
+
+
+def test_rows_common_set_are_ranked_even_where_the_study_asks_for_sites(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    rewrite(tmp_path, common_set)
+    results = collect(study, tmp_path)
+    assert summary(results)["mean_ranks"] == {"fedavg": 2.0, "prr": 1.0, "local": 3.0}
+    assert '<figure id="ranks"' in render(results) and "No run has finished" not in render(results)
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_was_not_measured_is_null_everywhere(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    rewrite(tmp_path, lambda line: [line | {"metrics": {"macro_f1": 0.5}} if line["event"] == "final" else line])
+    for row in summary(collect(study, tmp_path))["rows"]:
+        for scores in (row, *row["views"].values(), *row["sites"].values(), *row["cohorts"].values()):
+            assert scores["macro_f1"]["mean"] == pytest.approx(50.0)
+            assert all(scores[key] is None for key in ("balanced_accuracy", "balanced_auc", "accuracy", "ece"))
+
+
+def test_rows_that_differ_by_a_constant_are_not_tested():
+    values = {
+        "best": {1: 70.1, 2: 72.3, 3: 71.7},
+        "shifted": {1: 60.1, 2: 62.3, 3: 61.7},
+        "other": {1: 50.0, 2: 55.0, 3: 49.0},
+        "same": {1: 70.1, 2: 72.3, 3: 71.7},
+    }
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("error")
+        found = {comparison.other: comparison for comparison in compare_with_best(values)}
+    shifted = found["shifted"]
+    assert (shifted.t_test, shifted.wilcoxon, shifted.t_test_holm, shifted.wilcoxon_holm) == (None,) * 4
+    assert shifted.difference == pytest.approx(10.0) and found["same"].t_test == 1.0
+    assert found["other"].t_test_holm == pytest.approx(2 * found["other"].t_test), "two tests were made, not three"
+
+
+def test_an_untested_pair_has_a_dash_and_no_mark(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCORES, "prr", {seed: value + 20 for seed, value in SCORES["fedavg"].items()})
+    results = collect(make_up(made_up_study(), tmp_path), tmp_path)
+    assert summary(results)["tests"][""][0]["t_test"] is None
+    page = render(results)
+    assert '<td class="number">20.00</td>' in page and "†" not in page
+    assert not [note for note in notes(results, results.rows) if "Holm" in note]
+
+
+def test_all_that_are_best_are_bold(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCORES, "local", {1: 72.0})
+    latex = to_latex(collect(make_up(made_up_study(), tmp_path), tmp_path))
+    assert r"\textbf{72.00 $\pm$ 1.73}" in latex and r"\textbf{72.00} &" in latex
+
+
+def test_cohorts_show_the_models_that_were_measured_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(VIEWS, "fedavg", ("global", "trained"))
+    study = make_up(made_up_study(scope="trained"), tmp_path)
+    at_cohort = {"view": "global"}
+    rewrite(
+        tmp_path,
+        lambda line: [line | at_cohort if (line.get("scope"), line.get("view")) == ("cohort", "trained") else line],
+    )
+    rows = {row["method"]: row for row in summary(collect(study, tmp_path))["rows"]}
+    assert rows["fedavg"]["view"] == "trained"
+    assert rows["fedavg"]["cohorts"]["Graz"]["macro_f1"]["mean"] == pytest.approx(30.0)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_column_of_validation_names_the_metric_that_chose(tmp_path):
+    assert "Balanced accuracy, validation</th>" in render(collect(make_up(made_up_study(), tmp_path), tmp_path))
+
+
+def test_only_a_study_of_a_paper_differs_from_it(tmp_path):
+    study = make_up(made_up_study(paper="", row=ROWS), tmp_path)
+    results = collect(study, tmp_path)
+    assert "Note: 64 px." in to_markdown(results) and "Differs from the paper" not in to_markdown(results)
+    assert "<dt>Notes</dt>" in render(results)
+    study = study.model_copy(update={"paper": "Table II"})
+    assert "Differs from the paper: 64 px." in to_markdown(collect(study, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("p < 0.05 | x > 1", "p $<$ 0.05 $|$ x $>$ 1"),
+        ('"quoted" ("too")', "``quoted'' (``too'')"),
+        ("≤ ≥ → α ± ×", r"$\leq$ $\geq$ $\rightarrow$ $\alpha$ $\pm$ $\times$"),
+        ("Zürich, Ångström, Łódź", r"Z\"{u}rich, \r{A}ngstr\"{o}m, \L{}\'{o}d\'{z}"),
+        ("--full – a—b", "-{}-full -- a---b"),
+        ("50 % of $5 & {x}_1^2~", r"50 \% of \$5 \& \{x\}\_1\textasciicircum{}2\textasciitilde{}"),
+        ("½ ﬁve 皮膚 ą", "1/2 five ?? a"),
+    ],
+)
+def test_any_text_comes_out_right_in_latex(text, printed):
+    assert latex_text(text) == printed and latex_text(text).isascii()
+
+
+def test_counts_stand_inside_bubbles_only_where_they_fit():
+    site = SiteCounts(name="A", train=[4000, 400, 60, 1])
+    figure = federation_bubbles([site], ["a", "b", "c", "d"])
+    assert figure is not None
+    axes = figure.axes[0]
+    sizes = dict(zip(("4,000", "400", "60", "1"), axes.collections[0].get_sizes() ** 0.5))
+    for text in axes.texts[:4]:
+        figure.draw_without_rendering()
+        box = text.get_window_extent()
+        width = box.width * 72 / figure.dpi
+        assert (text.get_color() == "white") <= (width < sizes[text.get_text()])
+        beside = text.get_position()[0] != 0
+        assert beside == (text.get_color() != "white")
