@@ -198,6 +198,31 @@ def test_a_run_does_not_go_on_with_other_data_or_a_damaged_log(equipoise):
     assert code == 2 and "data has changed" in err
 
 
+@pytest.mark.parametrize("damage", ["a site's state is gone", "a site's state is cut", "the selected round is cut"])
+def test_damage_that_a_resumed_run_would_meet_later_is_told_at_once_and_costs_nothing(equipoise, tmp_path, damage):
+    # Nothing is learned, so that the first round is as good as any, and the one that is selected.
+    settings = [*QUICK, "--set=train.rounds=3", "--set=train.optimiser.lr=1e-12", "--set=checkpoint.keep=1"]
+    equipoise("run", "--method", "prr", "--out", "one", *settings)
+    log = tmp_path / "one" / "events.jsonl"
+    before = log.read_bytes()
+    chosen = events(tmp_path / "one", "selection")[0]["round"]
+    assert chosen < 3
+    states = sorted((tmp_path / "one" / "sites").glob("*/*.safetensors"))
+    match damage:
+        case "a site's state is gone":
+            for state in states:
+                state.unlink()
+        case "a site's state is cut":
+            for state in states:
+                state.write_bytes(state.read_bytes()[:20])
+        case _:
+            server = tmp_path / "one" / "checkpoints" / f"round-{chosen:05d}" / "server.safetensors"
+            server.write_bytes(server.read_bytes()[:20])
+    code, _, err = equipoise("run", "one/config.toml", "--out", "one", "--resume")
+    assert code == 2 and "is damaged" in err and "delete the folder" in err
+    assert log.read_bytes() == before
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(equipoise, tmp_path):
     equipoise("run", "--out", "out", *QUICK, "--set=train.rounds=3")
     before = all_state(tmp_path / "out")

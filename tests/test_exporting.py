@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise import exporting
+from equipoise.engine.files import read_payload, write_payload
 from equipoise.errors import UserError
 from equipoise.exporting import CARD, export_model
 from equipoise.prediction import load_predictor
@@ -63,14 +64,35 @@ def test_the_card_has_classes_pixels_and_the_models_own_scores(tmp_path):
     card = json.loads(extra[CARD])
     start = events(run, "start")[0]
     assert card["classes"] == start["classes"] and card["site"] == "site 2" and card["model"] == "personal"
+    assert card["run"] == start["run"] and card["data"] == "phantom"
     assert card["pixels"]["shape"] == ["n", start["channels"], start["image_size"], start["image_size"]]
     (tested,) = [e for e in events(run, "final") if e["site"] == "site 2" and e["view"] == "personal"]
     assert card["scores"] == [{"part": "test", "scope": "site", "round": tested["round"], **tested["metrics"]}]
 
 
+@pytest.mark.parametrize("line", [b"[1]", b"\xff", b'{"a": 1}', b'{"event": "final"}', b"{"])
+def test_a_run_with_damaged_events_is_refused_in_words(tmp_path, line):
+    run = run_tiny(tmp_path / "run", "fedavg", "train.rounds=1")
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(UserError, match="is damaged"):
+        export_model(run, tmp_path / "model.pt2")
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_model_that_diverged_is_refused(tmp_path):
+    run = run_tiny(tmp_path / "run", "fedavg", "train.rounds=1")
+    path = run / "models" / "global.safetensors"
+    payload = read_payload(path)
+    write_payload(path, {"model": {name: t * torch.nan for name, t in payload["model"].items()}})
+    with pytest.raises(UserError, match="not finite"):
+        export_model(run, tmp_path / "model.pt2")
+
+
 def test_what_cannot_be_exported_is_refused_and_leaves_no_file(tmp_path, monkeypatch):
     run = run_tiny(tmp_path / "run", "prr", "train.rounds=1")
     (tmp_path / "taken.pt2").write_text("mine")
+    (tmp_path / "model.pt2.tmp").write_text("mine too")
     for file, site, message in [
         ("model.h5", "site 1", r"model\.h5.*ends in \.pt2 or \.onnx"),
         ("taken.pt2", "site 1", "exists already"),
@@ -84,5 +106,5 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(tmp_path, monkeyp
     monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
     with pytest.raises(UserError, match=r"was not written.*differ by"):
         export_model(run, tmp_path / "model.pt2", "site 1")
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "taken.pt2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "taken.pt2", "model.pt2.tmp"}
     assert (tmp_path / "taken.pt2").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import tomli_w
 from equipoise import cli
 from equipoise.config import override
 from equipoise.engine.files import claimed_folder
-from equipoise.study.runner import is_finished
+from equipoise.study.config import cell_config, grid, load_study
+from equipoise.study.runner import is_finished, run_grid
 from harness import TINY as SMALL
 from harness import events
 
@@ -131,6 +133,43 @@ def test_a_run_that_another_process_is_at_is_left_to_it(equipoise, tmp_path):
     assert is_finished(Path("studies/small/runs/local-seed1"))
 
 
+def test_a_run_that_another_process_has_finished_meanwhile_counts_as_finished(tmp_path):
+    study = load_study(str(write_study(tmp_path / "small.toml")))
+    cells = [(cell, cell_config(study, cell)) for cell in grid(study, tmp_path / "small")]
+
+    class Display:
+        """Lets another process, as it were, run the second cell while the first one begins."""
+
+        def started(self, cell, config):
+            if cell is cells[0][0]:
+                assert run_grid(cells[1:], Quiet()).finished == ["local-seed1"]
+            return Quiet()
+
+        def ended(self, cell, how): ...
+
+    assert run_grid(cells, Display()).finished == ["fedavg-seed1", "local-seed1"]
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def started(self, cell, config):
+        return self
+
+    def ended(self, cell, how): ...
+
+    def event(self, event, **fields): ...
+
+
+def test_what_a_killed_process_left_of_a_finished_run_is_cleared_up(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source, "--keep-checkpoints")
+    left = Path("studies/small/runs/local-seed1/checkpoints")
+    assert left.is_dir()
+    equipoise(source)
+    assert not left.exists()
+
+
 # ---- what lies on disk ---------------------------------------------------------------------------------------------
 
 
@@ -150,6 +189,10 @@ def damage(folder: Path, what: str) -> None:
             (folder / "study.json").write_bytes(b"\xff{")
         case "a line in the middle":
             log.write_text("".join([lines[0], "{\n", *lines[1:]]))
+        case "no test results":
+            log.write_text("".join(line for line in lines if '"event": "final"' not in line))
+        case "a net that is not known":
+            log.write_text("".join(lines).replace('"name": "small-cnn"', '"name": "foo"'))
         case "no rounds":
             log.write_text("".join(line for line in lines if '"event": "round"' not in line))
 
@@ -164,6 +207,8 @@ def damage(folder: Path, what: str) -> None:
         "a broken note",
         "a line in the middle",
         "no rounds",
+        "no test results",
+        "a net that is not known",
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_reported(equipoise, tmp_path, what):
@@ -176,6 +221,10 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(equipoise, tmp_path,
     assert code == 2 and "fedavg-seed1" in err and "delete the folder" in err
     table = Path("studies/small/table.csv").read_text()
     assert "local" in table and "fedavg" not in table
+    summary = json.loads(Path("studies/small/summary.json").read_text())
+    assert summary["damaged"] == ["fedavg-seed1"] and summary["not_run"] == []
+    shutil.rmtree(run)
+    assert equipoise(source)[0] == 0 and is_finished(run), "as the message says"
 
 
 def test_a_finished_run_whose_last_line_is_lost_says_how_to_go_on(equipoise, tmp_path):

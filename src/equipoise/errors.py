@@ -15,8 +15,8 @@ _USERS_ERRNOS = {1, 2, 13, 17, 20, 21, 28, 30, 36, 122}
 
 def is_users(problem: BaseException) -> bool:
     """Whether the user can mend what went wrong, and needs no traceback."""
-    if isinstance(problem, OSError):
-        return problem.errno in _USERS_ERRNOS
+    if isinstance(problem, OSError):  # some libraries leave the number out
+        return problem.errno in _USERS_ERRNOS or isinstance(problem, FileNotFoundError | PermissionError)
     return isinstance(problem, UserError | MemoryError)
 
 

@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from equipoise import __version__
 from equipoise.errors import UserError
-from equipoise.prediction import Predictor, load_predictor
+from equipoise.prediction import Predictor, damage_named, load_predictor, probabilities_of
 
 Program = Callable[[Tensor], Tensor]
 
@@ -41,9 +41,11 @@ def export_model(run: Path, file: Path, site: str | None = None) -> dict[str, An
     if file.exists():
         raise UserError(f"{file} exists already; name another file")
     predictor = load_predictor(run, site)
-    card = _card(run, site, predictor)
+    with damage_named(run):
+        card = _card(run, site, predictor)
     expected = _examples(predictor)
-    temporary = file.with_name(file.name + ".tmp")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary.touch(exist_ok=False)
     try:
         written = WRITERS[file.suffix](_traced(predictor), card, temporary)
         _compare(expected, written, file)
@@ -72,8 +74,8 @@ def _card(run: Path, site: str | None, predictor: Predictor) -> dict[str, Any]:
         "site": site,
         "method": predictor.config.method,
         "net": predictor.config.net.name,
-        "run": predictor.config.name,
-        "data": data.name,
+        "run": predictor.config.run_name,
+        "data": data.name.partition(":")[0],  # without the path of a manifest, which is nobody else's concern
         "scores": [
             {"part": result["part"], "scope": result["scope"], "round": result["round"], **result["metrics"]}
             for result in tested
@@ -84,11 +86,8 @@ def _card(run: Path, site: str | None, predictor: Predictor) -> dict[str, Any]:
 
 def _finals(run: Path) -> Iterator[dict[str, Any]]:
     """The test results of a run; the folder that a hospital keeps has none."""
-    for number, line in enumerate((run / "events.jsonl").read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            raise UserError(f"line {number} of {run / 'events.jsonl'} is damaged") from None
+    for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
         if event["event"] == "final":
             yield event
 
@@ -133,8 +132,7 @@ def _examples(predictor: Predictor) -> list[tuple[Tensor, Tensor]]:
     To be asked before the predictor is traced, which leaves tensors without numbers in what it caches.
     """
     batches = [_noise(predictor, count) for count in (1, 5)]
-    with torch.no_grad():
-        return [(pixels, predictor(pixels)) for pixels in batches]
+    return [(pixels, probabilities_of(predictor, pixels)) for pixels in batches]
 
 
 def _compare(expected: Sequence[tuple[Tensor, Tensor]], written: Program, file: Path) -> None:

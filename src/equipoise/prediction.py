@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -59,29 +60,41 @@ class Predictor(nn.Module):
         return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None))).softmax(1)
 
 
+@contextmanager
+def damage_named(run: Path) -> Iterator[None]:
+    """Say that a run is damaged where reading it fails."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
+        raise UserError(f"the run in {run} is damaged: {problem}") from None
+
+
 def load_predictor(run: Path, site: str | None = None) -> Predictor:
     """The selected global model of a finished run, or a site's personal one, on the CPU."""
-    try:
+    with damage_named(run):
         return _load(run, site)
-    except (KeyError, ValueError, RuntimeError, SafetensorError) as problem:
-        raise UserError(f"the run in {run} is damaged: {problem}") from None
+
+
+def probabilities_of(predictor: Predictor, pixels: Tensor) -> Tensor:
+    """Probabilities (n, classes) of pixels (n, channels, size, size); a model that gives none is refused."""
+    with torch.no_grad():
+        probabilities = predictor(pixels)
+    if not torch.isfinite(probabilities).all():
+        raise UserError("the run's model does not predict: its outputs are not finite")
+    return probabilities
 
 
 def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
     """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
     predictor = load_predictor(run, site)
     pixels = torch.from_numpy(np.stack([_read(path, predictor.size, predictor.config) for path in images]))
-    with torch.no_grad():
-        probabilities = predictor(pixels)
-    if not torch.isfinite(probabilities).all():
-        raise UserError(f"the model in {run} does not predict: its outputs are not finite")
-    return predictor.classes, probabilities
+    return predictor.classes, probabilities_of(predictor, pixels)
 
 
 def _load(run: Path, site: str | None) -> Predictor:
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing")
-    raw = tomllib.loads((run / "config.toml").read_text())
+    raw = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     config = parse_config(raw, option_tables(raw), str(run / "config.toml"))
     start = first_event(run / "events.jsonl")
     method = get_method(config.method)

@@ -207,13 +207,12 @@ TRAINING = {"loss", "examples", "steps"}
 
 def _add_training(facts: dict[str, float], more: Mapping[str, float]) -> None:
     """Add the training of one more ask to a site's facts of a round; the loss is the mean over all examples."""
+    if not (more.keys() >= TRAINING and more["examples"] > 0):  # no training, or a site elsewhere that tells less
+        return
     before = facts.get("examples", 0)
-    both_whole = facts.keys() >= TRAINING and more.keys() >= TRAINING  # a site elsewhere may tell less
-    if both_whole and before > 0 and more["examples"] > 0:
-        loss = (facts["loss"] * before + more["loss"] * more["examples"]) / (before + more["examples"])
-        facts.update(loss=loss, examples=before + more["examples"], steps=facts["steps"] + more["steps"])
-    else:
-        facts.update(more)
+    examples = before + more["examples"]
+    loss = (facts["loss"] * before + more["loss"] * more["examples"]) / examples if before else more["loss"]
+    facts.update(loss=loss, examples=examples, steps=facts.get("steps", 0) + more["steps"])
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:

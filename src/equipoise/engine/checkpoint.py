@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from equipoise.data.federation import Federation
 from equipoise.engine.files import read_payload, write_payload, write_text
 from equipoise.engine.protocol import Payload, Value
-from equipoise.errors import UserError
+from equipoise.errors import UserError, first_line
 
 
 @dataclass
@@ -73,9 +74,24 @@ class Checkpoints:
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
 
+    @contextmanager
+    def damage_named(self) -> Iterator[None]:
+        """Say that a checkpoint is damaged, and what to do, where reading it fails."""
+        try:
+            yield
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
+            raise UserError(
+                f"a checkpoint in {self.folder.parent} is damaged ({first_line(problem)}); delete the folder to run it "
+                "anew, or choose another --out"
+            ) from None
+
     def manifest(self, round_number: int) -> Manifest:
         """A checkpoint's manifest."""
-        return Manifest(**json.loads((self._path(round_number) / "manifest.json").read_text()))
+        found = Manifest(**json.loads((self._path(round_number) / "manifest.json").read_bytes()))
+        numbers, tables = (found.round, found.events), (found.sites, found.selection)
+        if not all(isinstance(n, int) and n >= 0 for n in numbers) or not all(isinstance(t, dict) for t in tables):
+            raise ValueError("its manifest makes no sense")
+        return found
 
     def server(self, round_number: int) -> Payload:
         """A checkpoint's server state."""

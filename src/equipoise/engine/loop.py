@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 
 from equipoise import __version__
 from equipoise.config import Config
@@ -85,7 +84,6 @@ class Run:
         torch.set_num_threads(self.config.compute.threads)
         keep_freed_memory()
         self._check()
-        self._open(resume)
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
@@ -194,20 +192,20 @@ class Run:
         }
 
     def _go_back_to(self, latest: Manifest) -> None:
-        """Everything as the checkpoint says."""
-        try:
-            self._restore(latest.round)
+        """Everything as the checkpoint says; those of selected rounds, which the end will need, can be read as well."""
+        with self.checkpoints.damage_named():
             kept = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
             self.selection.restore(latest.selection, kept)
-        except (KeyError, ValueError, TypeError, SafetensorError) as problem:
-            raise UserError(
-                f"the checkpoint of round {latest.round} in {self.folder} is damaged ({problem}); delete the folder to "
-                "run it anew, or choose another --out"
-            ) from None
+        for number in {*self.selection.rounds} - {latest.round}:
+            self._restore(number)
+        self._restore(latest.round)
 
     def _restore(self, round_number: int) -> None:
-        self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)
-        self.engine.states.restore(self.checkpoints.manifest(round_number).sites)
+        with self.checkpoints.damage_named():
+            self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)
+            sites = self.checkpoints.manifest(round_number).sites
+            self.engine.states.check(sites)
+            self.engine.states.restore(sites)
 
     # ---- a round -----------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from safetensors import safe_open
+
 from equipoise.engine.files import read_payload, safe_name, write_payload
 from equipoise.engine.protocol import Tensors
 
@@ -51,6 +53,9 @@ class Versions:
     def restore(self, manifest: Mapping[str, str]) -> None:
         """Go back to the versions of a manifest."""
         self.committed, self.pending = dict(manifest), {}
+
+    def check(self, manifest: Mapping[str, str]) -> None:
+        """Find out whether the versions of a manifest can be read, as far as they are here."""
 
     def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
         """Let go of versions that neither a retained checkpoint nor the present state refers to."""
@@ -99,6 +104,12 @@ class SiteStates(Versions):
             if state is not None and not self.path(site, version).exists():
                 write_state(self.path(site, version), state)
         return super().flush()
+
+    def check(self, manifest: Mapping[str, str]) -> None:
+        """Find out whether the versions of a manifest can be read: opens each, which reads a few bytes."""
+        for site, version in manifest.items():
+            with safe_open(self.path(site, version), framework="pt"):
+                pass
 
     def restore(self, manifest: Mapping[str, str]) -> None:
         """Go back to the versions of a manifest."""

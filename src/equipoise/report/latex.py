@@ -34,7 +34,7 @@ _ACCENTS = _pairs(r"""
 
 def latex_text(text: str) -> str:
     """Any text as LaTeX prints it; what has no command comes as the nearest ASCII, or as `?`."""
-    quoted = re.sub(r'(?<![^\s(\[/])"', "“", text).replace('"', "”")
+    quoted = re.sub(r'(?<![^\s(\[/])"', "“", unicodedata.normalize("NFC", text)).replace('"', "”")
     # Two hyphens would come out as one dash.
     return "{}".join("".join(map(_printed, part)) for part in re.split("(?<=-)(?=-)", quoted))
 

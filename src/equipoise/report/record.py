@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from equipoise.errors import UserError
+from equipoise.errors import UserError, as_text
 from equipoise.report.events import Evaluation, Event, Result, Round, Selection, SiteCounts, Start, View
 from equipoise.report.validation import validation_results
 
@@ -136,7 +136,7 @@ def read_run(path: Path) -> RunRecord:
     if not starts:
         raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
     config_file = path / "config.toml"
-    config_text = config_file.read_text(encoding="utf-8") if config_file.is_file() else ""
+    config_text = as_text(config_file.read_bytes(), str(config_file)) if config_file.is_file() else ""
     start = starts[0]
     if not start.config and config_text:
         start = start.model_copy(update={"config": _parse_toml(config_file, config_text)})

@@ -127,15 +127,13 @@ def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]
 def _refuse_tables_of_other_runs(folder: Path) -> None:
     """Never replace tables of runs that are elsewhere, which could not be made again from here."""
     try:
-        rows = json.loads((folder / "summary.json").read_bytes())["rows"]
-        labels = [(row.get("data", ""), row["method"], seed) for row in rows for seed in row["seeds"]]
+        runs = sum(len(row["seeds"]) for row in json.loads((folder / "summary.json").read_bytes())["rows"])
     except (OSError, ValueError, KeyError, TypeError):
         return
-    here = [(folder / "runs" / data / f"{row}-seed{seed}").is_dir() for data, row, seed in labels]
-    if here and not any(here):
+    if runs and not (folder / "runs").exists():
         raise UserError(
-            f"{folder} holds tables of {len(here)} runs that are not there, and would be replaced: choose another "
-            "--out, or delete its summary.json"
+            f"{folder} holds tables of {runs} runs that are not there, and would be replaced: choose another --out, or "
+            "delete its summary.json"
         )
 
 

@@ -40,9 +40,10 @@ def not_run(results: StudyResults) -> list[str]:
     seeds, found = _seeds(results), []
     for row in results.rows:
         planned = seeds.get((row.data, row.row.name), set())
-        begun = {seed for seed in planned if f"{row.full_name}-seed{seed}" in results.unfinished}
+        named = {*results.unfinished, *results.damaged}
+        begun = {seed for seed in planned if f"{row.full_name}-seed{seed}" in named}
         open_seeds = sorted(planned - begun - {run.cell.seed for run in row.runs})
-        if planned and not row.runs:
+        if planned and not row.runs and open_seeds:
             found.append(row.full_name)
         elif open_seeds:
             kind = "seed" if len(open_seeds) == 1 else "seeds"

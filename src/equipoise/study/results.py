@@ -182,12 +182,15 @@ def _read(cell: Cell, part: str) -> RunResult:
     try:
         run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
         _rule(run.record.start.config["evaluation"])
+        run.cost  # noqa: B018  read now, so that what is wrong with it shows here
     except DamagedRun:
         raise
     except (UserError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
-    if not run.record.rounds:
-        raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no round; {REMEDY}")
+    untested = part == "test" and run.record.has_test_data and not run.record.finals
+    if not run.record.rounds or untested:
+        lacking = "test result" if run.record.rounds else "round"
+        raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")
     return run
 
 

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ import torch
 
 from equipoise.config import Config
 from equipoise.engine.events import first_event
-from equipoise.engine.files import refuse_foreign, write_text
+from equipoise.engine.files import claimed_folder, refuse_foreign, write_text
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
@@ -123,10 +123,11 @@ class Limit:
 class Turns:
     """One run among those that take turns."""
 
-    def __init__(self, cell: Cell, run: Run, limit: Limit, keep: bool):
+    def __init__(self, cell: Cell, run: Run, limit: Limit, together: int, keep: bool):
         self.cell = cell
         self.run = run
         self.limit = limit
+        self.together = together
         self.keep = keep
         self.stopped_after: int | None = None
         """The round that is on disk and the last one for now, when time is up."""
@@ -159,10 +160,10 @@ class Turns:
         """What only one process may do: look whether the run is finished, and clear up once it is."""
         if is_finished(self.cell.folder):
             raise FinishedElsewhere
+        _note_sharing(self.cell, self.together)
         yield
         if not self.keep:
-            for part in ("checkpoints", "sites"):
-                shutil.rmtree(self.cell.folder / part, ignore_errors=True)
+            _clear_up(self.cell.folder)
 
     def close(self) -> None:
         """Stop where it is; what is on disk can be resumed."""
@@ -190,6 +191,9 @@ def run_grid(
         try:
             check_finished(cell, config)
             outcome.finished.append(cell.label)
+            if not keep and (cell.folder / "checkpoints").exists():  # it was ended before it could clear up
+                with suppress(FolderBusy), claimed_folder(cell.folder):
+                    _clear_up(cell.folder)
         except DamagedRun as problem:  # one run's damage is no reason to leave the others undone
             outcome.failed[cell.label] = problem
     _check_shareable([config for _, config in waiting], together)
@@ -232,9 +236,12 @@ class _Running:
         try:
             watcher = self.display.started(cell, config)
             refuse_foreign(cell.folder)
+            if is_finished(cell.folder):  # by another process, since the grid was listed
+                check_finished(cell, config)
+                self._finish(cell)
+                return
             run = prepare_run(config, cell.folder, [watcher])
-            _note_sharing(cell, self.together)
-            self.active.append(Turns(cell, run, self.limit, self.keep))
+            self.active.append(Turns(cell, run, self.limit, self.together, self.keep))
         except Exception as problem:
             self._fail(cell, problem)
 
@@ -254,14 +261,14 @@ class _Running:
             self._fail(turns.cell, problem)
             return
         if not going:
-            self._finish(turns)
+            self.active.remove(turns)
+            self._finish(turns.cell)
         elif turns.stopped_after is not None:
             self._stop(turns)
 
-    def _finish(self, turns: Turns) -> None:
-        self.active.remove(turns)
-        self.outcome.finished.append(turns.cell.label)
-        self.display.ended(turns.cell, "finished")
+    def _finish(self, cell: Cell) -> None:
+        self.outcome.finished.append(cell.label)
+        self.display.ended(cell, "finished")
 
     def _stop(self, turns: Turns) -> None:
         self.active.remove(turns)
@@ -273,6 +280,12 @@ class _Running:
         """One run's failure is no reason to leave the others undone."""
         self.outcome.failed[cell.label] = problem
         self.display.ended(cell, f"failed: {problem}")
+
+
+def _clear_up(folder: Path) -> None:
+    """Delete what only an unfinished run needs."""
+    for part in ("checkpoints", "sites"):
+        shutil.rmtree(folder / part, ignore_errors=True)
 
 
 def _note_sharing(cell: Cell, together: int) -> None:

@@ -46,6 +46,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "not_run": remarks.not_run(results),
         "later": remarks.later(results),
         "unfinished": list(results.unfinished),
+        "damaged": list(results.damaged),
     }
 
 
@@ -132,10 +133,12 @@ def marks(results: StudyResults, row: RowResult) -> str:
 
 
 def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) -> list[str]:
-    """What stands under a table: selection rule, scope, groups shared between training and test, how tests were made,
-    and what differs from the paper unless the table stands on a page that says so at its top."""
+    """What stands under a table: selection rule, scope, how tests were made; and unless the table stands on a page that
+    says so at its top, groups shared between training and test, and what differs from the paper."""
     study = results.study
-    found = [results.rule, results.scope, *(f"{text}." for text in remarks.leaks(rows))]
+    found = [results.rule, results.scope]
+    if alone:
+        found += [f"{text}." for text in remarks.leaks(rows)]
     counts = sorted({len(row.runs) for row in rows if row.runs})
     if counts and counts[-1] > 1:
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
