@@ -196,8 +196,9 @@ class Run:
         with self.checkpoints.damage_named():
             kept = unpack_scores(self.checkpoints.scores(latest.round), self.setting.task)
             self.selection.restore(latest.selection, kept)
-        for number in {*self.selection.rounds} - {latest.round}:
-            self._restore(number)
+        for number in sorted(self.selection.rounds):
+            if number < latest.round:  # the last round may be selected before it is there
+                self._restore(number)
         self._restore(latest.round)
 
     def _restore(self, round_number: int) -> None:
