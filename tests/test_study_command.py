@@ -76,6 +76,7 @@ def test_a_mistake_in_the_file_is_told_and_nothing_is_written(equipoise, tmp_pat
         (["--set", "method=prr"], "the method of a run is its row's"),
         (["--set", "fedprox.mu=3"], "no row that is run has the method fedprox"),
         (["--report-only", "--only", "nix"], "--only has no effect"),
+        (["--report-only", "--plan"], "--plan has no effect"),
         (["--limit-seconds", "nan"], "expected a number of seconds"),
     ],
 )

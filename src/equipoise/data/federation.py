@@ -80,6 +80,11 @@ class Federation:
         places = (*self.sites, self.common) if self.common else self.sites
         return np.sum([place.class_counts(len(self.classes), part) for place in places], axis=0)
 
+    def places(self) -> tuple[Site, ...]:
+        """Everyone with images: sites, the common set, unseen cohorts."""
+        common = () if self.common is None else (self.common,)
+        return (*self.sites, *common, *self.cohorts)
+
     def training_sites(self) -> tuple[Site, ...]:
         """The sites with training images, in order."""
         return tuple(site for site in self.sites if "train" in site.splits)

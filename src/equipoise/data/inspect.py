@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.data.federation import PARTS, Federation, Site
+from equipoise.data.federation import PARTS, Federation
 from equipoise.errors import UserError
 
 CHART_FORMATS = (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -25,7 +25,7 @@ def table(federation: Federation) -> Table:
     Names are `Text`, not markup: a class may be called "[red]".
     """
     rows = []
-    for site in _everyone(federation):
+    for site in federation.places():
         parts = [part for part in PARTS if part in site.splits]
         for part in parts:
             counts = site.class_counts(len(federation.classes), part)
@@ -51,7 +51,7 @@ def bubble_chart(federation: Federation, path: Path) -> None:
     """
     if path.suffix.lower() not in CHART_FORMATS:
         raise UserError(f"{path}: a chart's file name ends in one of {', '.join(CHART_FORMATS)}")
-    sites = _everyone(federation)
+    sites = federation.places()
     parts = [next(part for part in ("train", "test", "valid") if part in site.splits) for site in sites]
     num_classes = len(federation.classes)
     counts = np.stack([site.class_counts(num_classes, part) for site, part in zip(sites, parts)], axis=1)
@@ -124,8 +124,3 @@ def _plain(axes: Axes) -> None:
     """No frame and no tick marks."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=9, labelcolor=_INK)
-
-
-def _everyone(federation: Federation) -> tuple[Site, ...]:
-    common = () if federation.common is None else (federation.common,)
-    return (*federation.sites, *common, *federation.cohorts)

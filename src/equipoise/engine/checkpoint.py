@@ -76,10 +76,13 @@ class Checkpoints:
 
     @contextmanager
     def damage_named(self) -> Iterator[None]:
-        """Say that a checkpoint is damaged, and what to do, where reading it fails."""
+        """Say that a checkpoint is damaged, and what to do, where what it holds cannot be used.
+
+        A device without memory, or a file that may not be read, is another matter, and no reason to delete anything.
+        """
         try:
             yield
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
+        except (FileNotFoundError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as problem:
             raise UserError(
                 f"a checkpoint in {self.folder.parent} is damaged ({first_line(problem)}); delete the folder to run it "
                 "anew, or choose another --out"

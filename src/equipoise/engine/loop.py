@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ import torch
 
 from equipoise import __version__
 from equipoise.config import Config
-from equipoise.data.federation import Federation, Site
+from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
@@ -25,7 +25,7 @@ from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, 
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder, write_text
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import check_new, resumed
+from equipoise.engine.opening import check_new, class_counts, ineffective, resumed
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
@@ -141,8 +141,8 @@ class Run:
             classes=list(self.federation.classes),
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            sites=[self._site_facts(site) for site in self._everyone()],
-            warnings=[*self.federation.warnings, *self._ineffective()],
+            sites=[class_counts(site, len(self.federation.classes)) for site in self.federation.places()],
+            warnings=[*self.federation.warnings, *ineffective(self.setting, self.engine.client, self._tested_sites())],
             disclosure=self.engine.client.discloses,
             paper=self.method.paper,
             parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
@@ -166,30 +166,8 @@ class Run:
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
 
-    def _ineffective(self) -> Iterator[str]:
-        """Warnings about settings that differ from their defaults but do nothing under this method or on this data."""
-        values, usual = self.config.model_dump(), Config().model_dump()
-        for key in self.engine.client.ignores(self.setting):
-            table, _, name = key.partition(".")
-            if values[table][name] != usual[table][name]:
-                yield f"{key} = {values[table][name]!r} has no effect: {self.config.method} brings its own"
-        if self.config.evaluation.trained_test and not self._tested_sites():
-            yield "evaluation.trained_test = True has no effect: no training site has test images of its own"
-
     def _tested_sites(self) -> list[str]:
         return [site.name for site in self.federation.training_sites() if len(site.splits.get("test", ()))]
-
-    def _everyone(self) -> Iterator[Site]:
-        yield from self.federation.sites
-        if self.federation.common:
-            yield self.federation.common
-        yield from self.federation.cohorts
-
-    def _site_facts(self, site: Site) -> dict[str, Any]:
-        size = len(self.federation.classes)
-        return {"name": site.name} | {
-            part: site.class_counts(size, part).tolist() for part in ("train", "valid", "test")
-        }
 
     def _go_back_to(self, latest: Manifest) -> None:
         """Everything as the checkpoint says; those of selected rounds, which the end will need, can be read as well."""

@@ -1,4 +1,5 @@
-"""Where a run begins: at the start, or after the last checkpoint of its folder if that is of the same run.
+"""Where a run begins: at the start, or after the last checkpoint of its folder if that is of the same run; and what is
+told of it then.
 
 A folder with a run in it is never overwritten unasked.
 """
@@ -6,11 +7,14 @@ A folder with a run in it is never overwritten unasked.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from equipoise.config import Config
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, Site
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
+from equipoise.engine.contract import Client, Setting
 from equipoise.errors import UserError
 from equipoise.table import dotted
 
@@ -48,3 +52,27 @@ def _changes(folder: Path, config: Config) -> str:
     keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
     changes = [f"{key} was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}" for key in keys[:SHOWN_CHANGES]]
     return f": {', '.join(changes)}" if changes else ""
+
+
+# ---- what is told of a run at its start ---------------------------------------------------------------------------
+
+
+def class_counts(site: Site, num_classes: int) -> dict[str, Any]:
+    """How many images of each class a site has in each part."""
+    counts = {part: site.class_counts(num_classes, part).tolist() for part in ("train", "valid", "test")}
+    return {"name": site.name} | counts
+
+
+def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -> Iterator[str]:
+    """Warnings about settings that differ from their defaults but do nothing under this method or on this data.
+
+    `tested` are the training sites with test images.
+    """
+    config = setting.config
+    values, usual = config.model_dump(), Config().model_dump()
+    for key in client.ignores(setting):
+        table, _, name = key.partition(".")
+        if values[table][name] != usual[table][name]:
+            yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
+    if config.evaluation.trained_test and not tested:
+        yield "evaluation.trained_test = True has no effect: no training site has test images of its own"

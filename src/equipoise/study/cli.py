@@ -35,7 +35,7 @@ from equipoise.study.remarks import leaks
 from equipoise.study.report import write_study
 from equipoise.study.results import RowResult, StudyResults, collect
 from equipoise.study.runner import Outcome, is_finished, run_grid
-from equipoise.study.tables import cell, notes
+from equipoise.study.tables import cell, tests_notes
 
 console = Console()
 
@@ -65,7 +65,7 @@ def study(
     folder = out / config.name
     outcome = Outcome()
     if report_only:
-        _refuse_idle(only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds)
+        _refuse_idle(only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds, plan=plan)
     else:
         if limit_seconds is not None and not math.isfinite(limit_seconds):
             raise UserError(f"--limit-seconds {limit_seconds}: expected a number of seconds")
@@ -82,6 +82,11 @@ def study(
         folder.mkdir(parents=True, exist_ok=True)
         with GridProgress(console, planned) as display:
             outcome = run_grid(planned, display, together, limit_seconds, keep)
+    _conclude(config, folder, outcome, report_only)
+
+
+def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:
+    """Write and show what there is, and say what came of the runs."""
     with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
         results = collect(config, folder)
         if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
@@ -202,7 +207,5 @@ def _print_table(results: StudyResults, rows: list[RowResult], title: str) -> No
             cells.append(f"[bold]{text}[/]" if results.is_best(row, rows, metric) else text)
         table.add_row(row.row.name, str(len(row.runs)), *cells)
     console.print(table)
-    console_notes = [results.rule, results.scope, *leaks(rows)]
-    console_notes += [text for text in notes(results, rows) if text.startswith("†")]  # what marks in the table mean
-    for note in console_notes:
+    for note in [results.rule, results.scope, *leaks(rows), *tests_notes(results, rows)]:
         console.print(escape(note), highlight=False, style="dim")

@@ -146,7 +146,7 @@ def notes(results: StudyResults, rows: Sequence[RowResult], alone: bool = True) 
     elif counts:
         found.append("One seed.")
     found += shared_times(rows)
-    found += [note for data in {row.data: None for row in rows} if (note := _tests_note(results, data))]
+    found += tests_notes(results, rows)
     if any(row.row.paper for row in rows) and study.paper:
         found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
     if alone:
@@ -167,6 +167,11 @@ def shared_times(rows: Sequence[RowResult]) -> list[str]:
     if shared == 1:
         return []
     return [f"Up to {shared} runs shared the device and waited for each other: times compare no methods."]
+
+
+def tests_notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
+    """What the marks of tests in a table of these rows mean, a sentence for each data set."""
+    return [note for data in {row.data: None for row in rows} if (note := _tests_note(results, data))]
 
 
 def _tests_note(results: StudyResults, data: str) -> str:
