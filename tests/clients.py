@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.engine.contract import Batch, Client, Method, Server, Setting
 from equipoise.methods import get_method
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
-from equipoise.nets import Net
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from harness import site_states, tiny_config, tiny_federation
 
 #: settings of a run that is over soon
@@ -19,22 +18,17 @@ SHORT = ("data.phantom.images=90", "evaluation.trained=false")
 COUNTS = (6.0, 3.0, 1.0, 0.0)
 
 
-def frozen_head_fedavg(method: str, new_net: Callable[[Setting], Net], frozen: Sequence[str]) -> Method:
+def frozen_head_fedavg(method: str, shared_net: type[SharedNet], frozen: Sequence[str]) -> Method:
     """FedAvg of the net that a method trains, but for some entries that stay as they were first drawn."""
 
-    class FrozenServer(FedAvgServer):
-        def build(self) -> Net:
-            return new_net(self.setting)
-
+    class FrozenNet(shared_net):  # type: ignore[misc, valid-type]
         def shared_entries(self, net: nn.Module) -> list[str]:
             return [entry for entry in net.state_dict() if entry not in frozen]
 
-    class FrozenClient(FedAvgClient):
-        shared_entries = FrozenServer.shared_entries
+    class FrozenServer(FrozenNet, FedAvgServer):
+        pass
 
-        def new_net(self) -> Net:
-            return new_net(self.setting)
-
+    class FrozenClient(FrozenNet, FedAvgClient):
         def build(self) -> None:
             super().build()
             self.keeps("frozen", self.net, frozen)

@@ -115,7 +115,7 @@ def test_data_inspect_draws_the_federation(equipoise):
         (["--set", "nonsense=3"], "nonsense: unknown key"),
         (["--set", "train.rounds=0"], "train.rounds"),
         (["--set", "train.rounds"], "expected key=value"),
-        (["--set", "train.loss='hinge'"], "hinge"),
+        (["--set", "train.loss='hinge'"], "train.loss"),
         (["--set", "net.name='vgg19'"], "net.name"),
         (["--method", "fedmagic"], "there is no method 'fedmagic'"),
         (["--data", "imagenet"], "imagenet"),
@@ -144,7 +144,7 @@ def test_an_unreadable_image_is_named_and_can_be_skipped(equipoise):
     common = ("--out", "out", "--rounds", "1", "--set", "data.size=16", "--set", "data.store='store'")
     code, _, err = equipoise("run", "--data", "folder:images", *common)
     assert code == 2 and "torn.png" in err and not Path("out").exists()
-    code, _, _ = equipoise("run", "--data", "folder:images", *common, "--set", "data.skip_unreadable=true")
+    code, _, _ = equipoise("run", "--data", "folder:images", *common, "--skip-unreadable")
     assert code == 0
 
 

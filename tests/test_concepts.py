@@ -15,6 +15,7 @@ from equipoise.concepts import (
     bank_file,
     build_bank,
     dataset_key,
+    encoders,
     find_bank,
     load_bank,
     load_encoder,
@@ -263,7 +264,7 @@ def test_a_bank_built_on_the_command_line_is_found(own_folder, letters, tmp_path
     for name in ("benign", "malignant"):
         (tmp_path / "scans" / name).mkdir(parents=True)
         (tmp_path / "scans" / name / "1.png").touch()
-    monkeypatch.setattr(concepts_cli, "load_encoder", lambda name: letters)
+    monkeypatch.setattr(encoders, "load_encoder", lambda name: letters)
     data = f"folder:{tmp_path / 'scans'}"
     built = CliRunner().invoke(concepts_cli.concepts_app, ["build", data, "--encoder", "letters"])
     assert "2 classes, 20 prompts each, 6 numbers per prompt" in " ".join(built.output.split())

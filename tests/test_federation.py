@@ -128,8 +128,15 @@ def test_an_empty_site_is_refused_with_the_way_out_and_redraw_takes_it(load):
         load(**settings)
     redrawn = load(redraw=True, **settings)
     assert len(redrawn.training_sites()) == 12
+    assert any("draws of seed" in text for text in redrawn.warnings)
     with pytest.raises(UserError, match=r"data\.min_images = 100"):
         load(redraw=True, min_images=100, **settings)
+
+
+def test_seeds_that_are_drawn_again_do_not_meet(load):
+    settings = {"partition": "dirichlet_per_class", "sites": 12, "alpha": 0.05, "redraw": True}
+    drawn = [[site.class_counts(5).tolist() for site in load(seed, **settings).sites] for seed in range(8)]
+    assert all(one != other for place, one in enumerate(drawn) for other in drawn[:place])
 
 
 def test_the_other_partitions_are_reached_by_name(load):

@@ -1,4 +1,4 @@
-"""Payloads on disk: what is read back computes as what was written, and a disk that is full is told."""
+"""Payloads on disk: what is read back computes as what was written, a full disk is told, a folder has one owner."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import torch
 from safetensors import SafetensorError
 
 from equipoise.engine import files
-from equipoise.engine.files import SpilledPayload, read_payload, write_payload
+from equipoise.engine.files import SpilledPayload, claimed_folder, read_payload, write_payload
+from equipoise.errors import FolderBusy
 
 ALIGNMENT = 64
 
@@ -36,3 +37,18 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing_half_written(t
     with pytest.raises(OSError, match="No space left") as caught:
         write_payload(tmp_path / "p.safetensors", odd_payload())
     assert caught.value.errno == 28 and not list(tmp_path.iterdir())
+
+
+def test_a_claimed_folder_is_refused_to_others_by_name_until_it_is_let_go(tmp_path):
+    with claimed_folder(tmp_path / "run"):
+        with pytest.raises(FolderBusy, match=str(tmp_path / "run")), claimed_folder(tmp_path / "run"):
+            pytest.fail("both are at work")
+        with claimed_folder(tmp_path / "other"):
+            pass
+    with claimed_folder(tmp_path / "run"):
+        pass
+
+
+def test_what_blocks_inside_a_claimed_folder_is_not_another_process(tmp_path):
+    with pytest.raises(BlockingIOError, match="the work's own"), claimed_folder(tmp_path):
+        raise BlockingIOError("the work's own")

@@ -659,6 +659,8 @@ def test_report_that_cannot_be_written_leaves_nothing_behind(runs: list[Path], t
     (tmp_path / "taken.html").mkdir()
     with pytest.raises(UserError, match=r"Cannot write .*taken\.html"):
         write_report(runs[:1], tmp_path / "taken.html")
+    with pytest.raises(UserError, match=r"Cannot write .*misspelt/report\.html: No such file or directory"):
+        write_report(runs[:1], tmp_path / "misspelt" / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken.html"]
 
 

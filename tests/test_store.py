@@ -139,7 +139,7 @@ def test_an_unreadable_image_is_named_and_leaves_no_store_behind(raw):
     content = (raw / "second" / "001.png").read_bytes()
     (raw / "second" / "001.png").write_bytes(content[: len(content) // 2])
     config = config_for(raw)
-    with pytest.raises(UserError, match=r"1 of 300 images .*second/001\.png.*--set data\.skip_unreadable=true"):
+    with pytest.raises(UserError, match=r"1 of 300 images .*second/001\.png.*--skip-unreadable"):
         prepare.prepare(config, progress=False)
     assert not prepare.store_folder(config).exists()
     federation = load_federation(config.model_copy(update={"skip_unreadable": True}), 0)

@@ -1,6 +1,7 @@
 """Studies: the same bits however runs share a process or are interrupted, and tables that say what the events say."""
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -27,13 +28,16 @@ from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
 from equipoise.study.cli import print_tables
 from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
-from equipoise.study.cost import net_cost
+from equipoise.study.database import write_database
 from equipoise.study.figures import curve_view
+from equipoise.study.files import to_csv, to_latex, to_markdown
+from equipoise.study.net_cost import net_cost
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
 from equipoise.study.runner import is_finished, run_grid
 from equipoise.study.statistics import compare_with_best, ranking, spread
-from equipoise.study.tables import summary, to_csv, to_latex, to_markdown
+from equipoise.study.summary import summary
+from equipoise.study.table import tables_of
 from harness import all_state, assert_same_bits, events
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -453,9 +457,9 @@ def test_a_study_may_report_models_as_they_are_right_after_local_training(tmp_pa
     rows = {row["method"]: row for row in summary(results)["rows"]}
     assert (rows["fedavg"]["view"], rows["prr"]["view"], rows["local"]["view"]) == ("trained", "personal", "personal")
     assert rows["fedavg"]["views"].keys() == {"global", "trained"}
-    head, _, fedavg, *_ = to_markdown(results).splitlines()
+    head, _, fedavg, *_ = (line for line in to_markdown(results).splitlines() if line.startswith("|"))
     shown = dict(zip(head.split(" | "), fedavg.split(" | ")))
-    assert shown["Macro F1, after local training"] == "52.00 ± 2.00" and shown["Macro F1, global"] == "47.00 ± 2.00"
+    assert shown["Macro F1, after local training"] == "52.00 ± 2.00†" and shown["Macro F1, global"] == "47.00 ± 2.00"
     assert all(cell_config(study, cell).evaluation.trained_test for cell in grid(study, tmp_path))
 
 
@@ -545,7 +549,8 @@ def test_tests_are_between_the_best_and_rows_with_seeds_enough(made_up):
 
 def test_pairs_over_seeds_and_sites_where_the_study_asks(tmp_path):
     study = make_up(made_up_study(pairs="seeds and sites"), tmp_path)
-    (test,) = collect(study, tmp_path).comparisons[""]
+    (table,) = tables_of(collect(study, tmp_path), "")
+    (test,) = table.comparisons
     assert test.pairs == len(SITES) * len(SCORES["prr"])
 
 
@@ -580,6 +585,17 @@ def test_database_has_a_row_per_run_site_class_and_metric(made_up):
     assert found == [(1, pytest.approx(0.4)), (2, pytest.approx(0.415)), (3, pytest.approx(0.415))]
     assert base.execute("SELECT max(round), count(DISTINCT site) FROM curves").fetchone() == (3, 2)
     assert base.execute("SELECT sum(sent) FROM traffic WHERE run = 'local-seed1'").fetchone() == (6000,)
+
+
+def test_a_database_that_cannot_be_finished_leaves_the_one_before(made_up, tmp_path):
+    results = collect(made_up_study(), made_up)
+    write_database(results, tmp_path / "study.sqlite")
+    before = (tmp_path / "study.sqlite").read_bytes()
+    twice = dataclasses.replace(results, rows=[*results.rows, results.rows[0]])
+    with pytest.raises(sqlite3.IntegrityError):
+        write_database(twice, tmp_path / "study.sqlite")
+    assert (tmp_path / "study.sqlite").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["study.sqlite"]
 
 
 FIGURES = [

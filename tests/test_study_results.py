@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import warnings as python_warnings
 from pathlib import Path
@@ -14,11 +16,13 @@ from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
 from equipoise.report.record import SiteCounts
 from equipoise.study import load_study
+from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.remarks import warnings
 from equipoise.study.report import render
 from equipoise.study.results import collect
 from equipoise.study.statistics import compare_with_best
-from equipoise.study.tables import notes, summary, to_latex, to_markdown
+from equipoise.study.summary import summary
+from equipoise.study.table import decimals, tables_of
 from test_study import SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +81,7 @@ def test_a_warning_of_one_data_set_names_it(tmp_path):
     rewrite_all(tmp_path, lambda path, line: warned(path, line) if path.parent.parent.name == "first" else [line])
     results = collect(study, tmp_path)
     assert warnings(results.rows) == [f"first: {LEAK}", "first: prr: label_smoothing = 0.1 has no effect"]
-    assert not [note for note in notes(results, results.of("second")) if "groups" in note]
+    assert not [note for table in tables_of(results, "second") for note in table.notes() if "groups" in note]
 
 
 # ---- a common test set -----------------------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ def test_an_untested_pair_has_a_dash_and_no_mark(tmp_path, monkeypatch):
     assert summary(results)["tests"][""][0]["t_test"] is None
     page = render(results)
     assert '<td class="number">20.00</td>' in page and "†" not in page
-    assert not [note for note in notes(results, results.rows) if "Holm" in note]
+    assert not [note for table in tables_of(results, "") for note in table.notes() if "Holm" in note]
 
 
 def test_all_that_are_best_are_bold(tmp_path, monkeypatch):
@@ -261,3 +265,98 @@ def test_counts_stand_inside_bubbles_only_where_they_fit():
         assert (text.get_color() == "white") <= (width < sizes[text.get_text()])
         beside = text.get_position()[0] != 0
         assert beside == (text.get_color() != "white")
+
+
+# ---- which rows are compared, and what else tables say --------------------------------------------------------------
+
+
+@pytest.fixture
+def with_central(tmp_path, monkeypatch):
+    """A study in two tables whose pooled row is better than every federated one."""
+    monkeypatch.setitem(SCORES, "central", {1: 90.0, 2: 91.0, 3: 93.0})
+    monkeypatch.setitem(VIEWS, "central", ("global",))
+    tables = {"fedavg": ["Table II", "Table IV"], "prr": ["Table II"], "local": ["Table IV"], "central": ["Table II"]}
+    rows = [
+        {"name": name, "method": name, "seeds": list(SCORES[name]), "tables": tables[name]}
+        for name in ("fedavg", "prr", "local", "central")
+    ]
+    return collect(make_up(made_up_study(row=rows, metrics=["macro_f1"]), tmp_path), tmp_path)
+
+
+def test_pooled_training_is_shown_but_is_never_the_best_nor_tested_nor_ranked(with_central):
+    latex = to_latex(with_central)
+    assert r"\textbf{72.00 $\pm$ 1.73}" in latex and r"central & 91.33 $\pm$ 1.53 \\" in latex
+    (test,) = summary(with_central)["tests"][""]
+    assert (test["best"], test["other"]) == ("prr", "fedavg")
+    assert "central" not in summary(with_central)["mean_ranks"]
+
+
+def test_tests_are_made_within_each_table(with_central):
+    second, fourth = tables_of(with_central, "")
+    assert [test.other for test in second.comparisons] == ["fedavg"] and fourth.comparisons == []
+    fedavg = next(row for row in with_central.rows if row.row.name == "fedavg")
+    assert (second.mark(fedavg), fourth.mark(fedavg)) == ("†", "")
+    assert "†" in second.tests_note and fourth.tests_note == "", "no note on marks that a table does not have"
+
+
+def test_pooled_training_sends_no_model(with_central):
+    costs = {row["method"]: row["cost"] for row in summary(with_central)["rows"]}
+    assert costs["central"]["sent_per_round"] is None and costs["central"]["relative_traffic"] is None
+    assert costs["fedavg"]["sent_per_round"] == 1000
+    assert "central: no model travels, but all images would." in render(with_central)
+
+
+def test_a_paper_s_table_is_told_from_the_numbering_around_it(with_central):
+    captions = [table.caption for table in tables_of(with_central, "")]
+    assert captions[0].startswith("The paper's Table II. Made-up scores.")
+
+
+def test_every_file_has_marks_costs_and_the_unseen_cohort(tmp_path):
+    results = collect(make_up(made_up_study(), tmp_path), tmp_path)
+    for text in (to_latex(results), to_markdown(results), render(results)):
+        assert "The unseen cohort Graz" in text and "50.24" in text
+        assert "FLOPs per image" in text and "Model" in text
+    assert "| fedavg | 52.00 ± 2.00† |" in to_markdown(results)
+    lines = list(csv.DictReader(io.StringIO(to_csv(results))))
+    (cohort,) = [line for line in lines if line["cohort"] and line["method"] == "prr"]
+    assert cohort["cohort"] == "Graz" and cohort["macro_f1_paper"] == "50.24" and cohort["model_bytes"] == ""
+
+
+def test_what_is_sent_is_told_by_entry_where_runs_do(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    sizes = {"entries": {"model": 992.0, "examples": 8.0, "prototypes": 768.0}}
+    rewrite(tmp_path, lambda line: [line | sizes if line["event"] == "round" else line])
+    results = collect(study, tmp_path)
+    row = next(row for row in summary(results)["rows"] if row["method"] == "prr")
+    assert row["cost"]["sent_by_entry"] == sizes["entries"]
+    assert "1.00 kB (model 992 bytes, prototypes 768 bytes)" in to_markdown(results)
+
+
+def test_a_small_share_of_traffic_keeps_a_digit(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+
+    def little(line: dict[str, Any]) -> list[dict[str, Any]]:
+        own = line["event"] == "round" and {"Vienna": {"sent": 0, "received": 1}, "Sydney": {"sent": 1, "received": 0}}
+        return [line | {"sites": own} if own else line]
+
+    rewrite_all(tmp_path, lambda path, line: little(line) if "local" in path.parent.name else [line])
+    line = next(line for line in to_markdown(collect(study, tmp_path)).splitlines()[::-1] if line.startswith("| local"))
+    assert line.endswith("| 0.0007 |")
+
+
+@pytest.mark.parametrize(("given", "shown"), [((69.5, 70.0), "69.5"), ((69.5, 70.25), "69.50"), ((70.0, 69.0), "70.0")])
+def test_a_paper_s_numbers_have_the_decimals_of_their_column(given, shown):
+    assert decimals(given[0], [*given, None]) == shown and decimals(None, given) == "–"
+
+
+def test_the_report_says_why_there_are_no_curves_of_retrogress(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    assert "No curves of retrogress" not in render(collect(study, tmp_path))
+    rewrite(tmp_path, lambda line: [line] * (line.get("view") != "trained"))
+    assert "No curves of retrogress" in render(collect(study, tmp_path))
+
+
+def test_several_data_sets_are_drawn_side_by_side(tmp_path):
+    several = collect(make_up(made_up_study(data=DATA, row=ROWS), tmp_path / "two"), tmp_path / "two")
+    assert 'id="over-data"' in render(several)
+    assert 'id="over-data"' not in render(collect(make_up(made_up_study(), tmp_path / "one"), tmp_path / "one"))

@@ -45,17 +45,6 @@ INTERRUPTED = 130
 COSTS = ("compute", "traffic", "evaluation")
 #: columns of a terminal that has room for wider gaps in a table
 ROOMY = 90
-#: headings that fit a narrow terminal
-SHORT_TITLES = {
-    "balanced_accuracy": "bal.\nacc.",
-    "macro_f1": "macro\nF1",
-    "accuracy": "acc.",
-    "balanced_auc": "bal.\nAUC",
-    "worst_class_recall": "worst\nclass",
-    "worst_site": "worst\nsite",
-    "spread": "s.d.\nsites",
-}
-
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
 
 
@@ -70,8 +59,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")] = None,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="go on without images that fail")] = False,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Train a federation, test the selected models, and write a report."""
     from equipoise.runs import make_config, refuse_idle_options
@@ -81,13 +72,13 @@ def run(
         settings or [],
         method=method,
         seed=seed,
-        data=_given(name=data, root=str(root) if root else None),
+        data=_given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
         train=_given(rounds=rounds),
         compute=_given(device=device, workers=workers),
     )
     refuse_idle_options(settings or [], config.method)
     folder = out or Path("runs") / config.run_name
-    _run_and_report(config, folder, resume)
+    _run_and_report(config, folder, resume, track or [])
 
 
 def _given(**values: Any) -> dict[str, Any] | None:
@@ -95,16 +86,19 @@ def _given(**values: Any) -> dict[str, Any] | None:
     return {key: value for key, value in values.items() if value is not None} or None
 
 
-def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
+def _run_and_report(config: Any, folder: Path, resume: bool, track: list[str]) -> None:
     from equipoise.engine.files import refuse_foreign
     from equipoise.progress import ProgressDisplay
     from equipoise.report import write_report
     from equipoise.runs import execute
+    from equipoise.tracking import Trackers, check_trackers
 
+    names = check_trackers(track)
     refuse_foreign(folder)
-    with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
-        execute(config, folder, resume, [display])
-    path = write_report([folder])
+    with Trackers(names, folder) as trackers:
+        with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
+            execute(config, folder, resume, [display, trackers])
+        path = trackers.report = write_report([folder])
     _print_headline([folder])
     console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)
 
@@ -112,7 +106,7 @@ def _run_and_report(config: Any, folder: Path, resume: bool = False) -> None:
 def _print_headline(folders: list[Path]) -> None:
     """The results table of some runs, in per cent."""
     from equipoise.report import headline, read_run
-    from equipoise.report.tables import COLUMNS, percent
+    from equipoise.report.tables import COLUMNS, SHORT_TITLES, percent
 
     rows = headline([read_run(folder) for folder in folders])
     parts = {row.part for row in rows}
@@ -199,6 +193,7 @@ def _costs(name: str) -> list[str]:
 @methods_app.command("show")
 def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -> None:
     """Show a method: paper, options, and everything that leaves a site."""
+    from equipoise.engine.disclosure import widest_sheet
     from equipoise.methods import get_method
 
     method = get_method(name)
@@ -208,12 +203,9 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
     costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
     console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
     sheet = RichTable("action", "entry", "what leaves the site", title="disclosure sheet")
-    for action, entries in method.client.discloses.items():
+    for action, entries in widest_sheet(method.client).items():
         for entry, text in entries.items():
             sheet.add_row(action, entry, text)
-    if sheet.row_count == 0:
-        sheet.add_row("-", "-", "nothing")
-    sheet.add_row("evaluate", "counts", "confusion matrix, calibration bins, loss and per-class AUC of local images")
     console.print(sheet)
     if method.options.model_fields:
         options = RichTable("option", "default", "meaning", title=f"[{name}]".replace("[", r"\["))

@@ -74,7 +74,7 @@ class TrainConfig(Table):
     epochs: PositiveInt = Field(1, description="passes over a site's training images in a round")
     steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
     batch_size: int = Field(32, ge=2, description="images of a local step")
-    loss: str = Field("ce", description="the supervised loss: ce, balanced_softmax, focal, ...")
+    loss: Literal["ce", "balanced_softmax", "focal", "fedeamc", "fedlc"] = Field("ce", description="supervised loss")
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     participation: float = Field(1.0, gt=0, le=1, description="share of the sites drawn in each round")
@@ -184,7 +184,7 @@ class Config(Table):
         if self.evaluation.first_round > self.train.rounds:
             raise ValueError(
                 f"evaluation.first_round = {self.evaluation.first_round} lies after the last round "
-                f"(train.rounds = {self.train.rounds}): no round could be selected"
+                f"(train.rounds = {self.train.rounds}): no round could be selected; set it to 1, say"
             )
         return self
 

@@ -1,5 +1,7 @@
 """The one exception that means: the user can mend this (exit code 2); and what messages are made of."""
 
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Something the user gave us cannot be used; the message says what, where, and what to do."""
@@ -23,6 +25,13 @@ def is_users(problem: BaseException) -> bool:
 def first_line(problem: BaseException) -> str:
     """What went wrong, in a line."""
     return next(iter(str(problem).strip().splitlines()), type(problem).__name__)
+
+
+def first_few(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def as_text(content: bytes, where: str, encoding: str = "utf-8") -> str:

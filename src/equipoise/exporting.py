@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from equipoise import __version__
 from equipoise.errors import UserError
 from equipoise.prediction import Predictor, damage_named, load_predictor, probabilities_of
+from equipoise.storage import replacing
 
 Program = Callable[[Tensor], Tensor]
 
@@ -44,14 +44,9 @@ def export_model(run: Path, file: Path, site: str | None = None) -> dict[str, An
     with damage_named(run):
         card = _card(run, site, predictor)
     expected = _examples(predictor)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.touch(exist_ok=False)
-    try:
-        written = WRITERS[file.suffix](_traced(predictor), card, temporary)
+    with replacing(file) as draft:
+        written = WRITERS[file.suffix](_traced(predictor), card, draft)
         _compare(expected, written, file)
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
     return card
 
 

@@ -66,7 +66,7 @@ def damage_named(run: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
-        raise UserError(f"the run in {run} is damaged: {problem}") from None
+        raise UserError(f"the run in {run} is damaged: {problem}; take it from a copy, or train it again") from None
 
 
 def load_predictor(run: Path, site: str | None = None) -> Predictor:
@@ -80,7 +80,10 @@ def probabilities_of(predictor: Predictor, pixels: Tensor) -> Tensor:
     with torch.no_grad():
         probabilities = predictor(pixels)
     if not torch.isfinite(probabilities).all():
-        raise UserError("the run's model does not predict: its outputs are not finite")
+        raise UserError(
+            "the run's model does not predict: its outputs are not finite; training has diverged, train again with a "
+            "lower train.optimiser.lr"
+        )
     return probabilities
 
 
@@ -93,7 +96,7 @@ def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -
 
 def _load(run: Path, site: str | None) -> Predictor:
     if not (run / "models" / "global.safetensors").exists():
-        raise UserError(f"{run} holds no finished run: models/ is missing")
+        raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
     raw = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     config = parse_config(raw, option_tables(raw), str(run / "config.toml"))
     start = first_event(run / "events.jsonl")
@@ -121,15 +124,21 @@ def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
     views = type(client).views_for(client.setting)
     if site is None:
         if "global" not in views:
-            known = ", ".join(sorted(unquote(p.stem) for p in (run / "models" / "personal").glob("*.safetensors")))
-            raise UserError(f"this method has only personal models; name a site with --site ({known})")
+            raise UserError(f"this method has only personal models; name a site with --site ({_sites_of(run)})")
         return "global", {}
     if "personal" in views and client.adapts():
         raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
     path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
     if "personal" not in views or not path.exists():
-        raise UserError(f"{run} has no personal model of site '{site}'")
+        known = _sites_of(run)
+        advice = f"there are those of {known}" if known else "leave --site out for the global one"
+        raise UserError(f"{run} has no personal model of site '{site}'; {advice}")
     return "personal", read_payload(path)
+
+
+def _sites_of(run: Path) -> str:
+    """The names of the sites that have a personal model in a run."""
+    return ", ".join(sorted(unquote(path.stem) for path in (run / "models" / "personal").glob("*.safetensors")))
 
 
 def _read(path: Path, size: int, config: Config) -> np.ndarray:

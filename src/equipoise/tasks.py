@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import metrics
-from equipoise.engine.protocol import Tensors
 
 CALIBRATION_BINS = 15
+
+#: what was counted of some images, by name
+Counts = dict[str, Tensor]
 
 
 class Task:
@@ -34,15 +36,15 @@ class Task:
         """(C, C) counts, rows true, columns predicted; stays on the device."""
         raise NotImplementedError
 
-    def measure(self, logits: Tensor, targets: Tensor) -> Tensors:
+    def measure(self, logits: Tensor, targets: Tensor) -> Counts:
         """Everything that `summary` needs, as tensors on the host."""
         raise NotImplementedError
 
-    def merge(self, counts: Sequence[Tensors]) -> Tensors:
+    def merge(self, counts: Sequence[Counts]) -> Counts:
         """The counts of several sites taken together."""
         raise NotImplementedError
 
-    def summary(self, counts: Tensors) -> dict[str, Any]:
+    def summary(self, counts: Counts) -> dict[str, Any]:
         """Metrics of counts: fractions, and None where one is undefined."""
         raise NotImplementedError
 
@@ -59,7 +61,7 @@ class Classification(Task):
         # As `bincount`, which would wait for the device to know how long its result is.
         return cells.new_zeros(size * size).scatter_add_(0, cells, torch.ones_like(cells)).reshape(size, size)
 
-    def measure(self, logits: Tensor, targets: Tensor) -> Tensors:
+    def measure(self, logits: Tensor, targets: Tensor) -> Counts:
         """Confusion, calibration bins, loss, and the AUC of each class at this site (-1: undefined)."""
         loss = F.cross_entropy(logits, targets, reduction="sum")
         probabilities = logits.softmax(1).cpu().double().numpy()
@@ -72,13 +74,13 @@ class Classification(Task):
             "loss": loss.double().cpu().reshape(1),
         }
 
-    def merge(self, counts: Sequence[Tensors]) -> Tensors:
-        """Sums; AUC does not add up, so a pool has one only if raw scores are there (`with_scores`)."""
+    def merge(self, counts: Sequence[Counts]) -> Counts:
+        """Sums; AUC does not add up, so a pool has one only where the counts hold raw `scores`."""
         return {key: torch.stack([c[key] for c in counts]).sum(0) for key in ("confusion", "calibration", "loss")} | {
             "auc": torch.full((self.num_classes,), -1.0, dtype=torch.float64)
         }
 
-    def summary(self, counts: Tensors) -> dict[str, Any]:
+    def summary(self, counts: Counts) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()
         total = max(int(confusion.sum()), 1)
         auc = counts["auc"].numpy()

@@ -1,6 +1,7 @@
 """The supervised losses: golden numbers, limit cases, absent classes, dense logits, symmetry between classes."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeness import assert_close, assert_golden, gradient
+from equipoise.config import TrainConfig
 from equipoise.errors import UserError
 from equipoise.losses import (
     SUPERVISED,
@@ -163,3 +165,7 @@ def test_a_site_without_any_sample_has_finite_frequencies():
 def test_an_unknown_loss_is_refused_with_the_names_of_the_known():
     with pytest.raises(UserError, match=r"'dice'.*balanced_softmax.*ce.*fedeamc.*fedlc.*focal"):
         supervised_loss("dice")
+
+
+def test_a_config_can_name_each_of_them_and_no_other():
+    assert set(get_args(TrainConfig.model_fields["loss"].annotation)) == SUPERVISED.keys()

@@ -167,7 +167,7 @@ def test_a_round_of_some_sites_steps_by_their_weights_without_making_them_add_up
     set_duals(server, 0.0, 0.2, 0.6, 0.0)
     old = copied(server.state.model)
     played(server, 2, {}, sites="bc")
-    statistics = set(groups(server.build())["statistics"])
+    statistics = set(groups(server.new_net())["statistics"])
     for name, tensor in server.state.model.items():
         if name not in statistics:
             torch.testing.assert_close(tensor, old[name] + (1.0 * 1 + 1.4 * 2) / 2)

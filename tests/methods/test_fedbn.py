@@ -42,7 +42,7 @@ def test_one_site_makes_it_fedavg(tmp_path, method):
 def test_the_first_round_averages_all_but_norm_layers_as_fedavg_does(tmp_path):
     plain = model_of(run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, "train.rounds=1"))
     shared = model_of(run_tiny(tmp_path / "fedbn", "fedbn", *SHORT, "train.rounds=1"))
-    entries = groups(new_server("fedbn").build())
+    entries = groups(new_server("fedbn").new_net())
     assert shared.keys() == {*entries["body"], *entries["head"]}
     assert_same_bits({name: plain[name] for name in shared}, shared)
 
@@ -50,7 +50,7 @@ def test_the_first_round_averages_all_but_norm_layers_as_fedavg_does(tmp_path):
 def test_weights_and_statistics_of_norm_layers_differ_between_sites(tmp_path):
     folder = run_tiny(tmp_path, "fedbn", *SHORT)
     one, two = (kept_of(folder, site, "personal") for site in ("site 1", "site 2"))
-    entries = groups(new_server("fedbn").build())
+    entries = groups(new_server("fedbn").new_net())
     assert one.keys() == two.keys() == {*entries["norm"], *entries["statistics"]}
     assert not any(torch.equal(one[name], two[name]) for name in entries["norm"])
 

@@ -95,7 +95,7 @@ def test_the_server_takes_the_accumulated_drift_off_the_mean_but_not_off_statist
     """h <- h - alpha/m sum_k (w_k - w), w <- mean w_k - h/alpha, with two of m = 4 sites in each of two rounds."""
     server = new_server("feddyn", f"feddyn.alpha={ALPHA}", "train.aggregation='uniform'")
     assert list(server.start(("a", "b", "c", "d"))) == []
-    statistics = set(groups(server.build())["statistics"])
+    statistics = set(groups(server.new_net())["statistics"])
     h = dict.fromkeys(server.state.correction, 0.0)
     for number in (1, 2):
         old = copied(server.state.model)

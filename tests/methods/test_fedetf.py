@@ -11,7 +11,7 @@ from equipoise.engine.contract import Batch
 from equipoise.engine.protocol import Scan, Train
 from equipoise.errors import UserError
 from equipoise.methods._cosine import SCALE, VECTORS
-from equipoise.methods.fedetf import new_net
+from equipoise.methods.fedetf import FedETFNet
 from harness import all_state, assert_same_bits, events, run_tiny, server_state
 
 NO_TUNING = ("fedetf.finetune_epochs=0", "fedetf.turns=0")
@@ -75,7 +75,7 @@ def test_without_the_exponent_the_loss_is_cross_entropy():
 def test_without_the_exponent_it_is_fedavg_under_an_untrained_head_bit_for_bit(tmp_path):
     """All margins are then 0, and adding them changes no bit."""
     settings = (*SHORT, *NO_TUNING, "fedetf.gamma=0", "net.dropout=0.2")
-    frozen = frozen_head_fedavg("fedetf", new_net, (VECTORS,))
+    frozen = frozen_head_fedavg("fedetf", FedETFNet, (VECTORS,))
     plain = server_state(run_tiny(tmp_path / "fedavg", frozen, *settings, known_as="fedetf"))
     limit = server_state(run_tiny(tmp_path / "fedetf", "fedetf", *settings))
     assert limit.keys() - plain.keys() == {f"model/{VECTORS}"}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from clients import SHORT, copied, frozen_head_fedavg, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Replies, Reply
 from equipoise.methods._cosine import SCALE, VECTORS
-from equipoise.methods.fednh import new_net, smoothed
+from equipoise.methods.fednh import FedNHNet, smoothed
 from harness import assert_same_bits, run_tiny, server_state
 
 
@@ -53,7 +53,7 @@ def test_with_rho_one_prototypes_keep_every_bit_and_sites_send_none(tmp_path):
 @pytest.mark.parametrize(("learn", "fixed"), [("true", (VECTORS,)), ("false", (VECTORS, SCALE))])
 def test_with_rho_one_it_is_fedavg_under_an_untrained_head_bit_for_bit(tmp_path, learn, fixed):
     settings = (*SHORT, "fednh.rho=1", f"fednh.learn_scale={learn}", "net.dropout=0.2")
-    frozen = frozen_head_fedavg("fednh", new_net, fixed)
+    frozen = frozen_head_fedavg("fednh", FedNHNet, fixed)
     plain = server_state(run_tiny(tmp_path / "fedavg", frozen, *settings, known_as="fednh"))
     limit = server_state(run_tiny(tmp_path / "fednh", "fednh", *settings))
     assert limit.keys() - plain.keys() == {f"model/{entry}" for entry in fixed}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from equipoise.data import load_federation
 from equipoise.data.augment import build_augmentation
 from equipoise.engine.contract import Batch, Setting
+from equipoise.engine.disclosure import disclosure_sheet
 from equipoise.engine.local import new_slot
 from equipoise.engine.protocol import Train
 from equipoise.engine.site import EVALUATE, Outcome, Request, exhaust
@@ -45,9 +46,10 @@ class Workplace:
         self.site = federation.training_sites()[site]
         self.data = SiteData(self.site, self.setting.num_classes, self.setting.device)
 
-    def train(self) -> Outcome:
-        """The first round at this site."""
-        return exhaust(self.slot.perform(Request("train", self.site.name, 1), self.message, None, self.data))
+    def train(self, measure: tuple[str, ...] = ()) -> Outcome:
+        """The first round at this site, and the trained model's scores on some parts."""
+        request = Request("train", self.site.name, 1, measure=measure, views=("personal",))
+        return exhaust(self.slot.perform(request, self.message, None, self.data))
 
     def features(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Unit features (n, D) of plain images as the first model sees them, and their labels."""
@@ -153,7 +155,7 @@ def test_prototypes_have_unit_norm_and_stay_at_the_site(tmp_path):
         torch.testing.assert_close(tensor.norm(dim=-1), torch.ones(tensor.shape[:2]), rtol=1e-5, atol=1e-5)
     shapes = {tuple(t.shape) for t in prototypes.values()}
     assert not any(tuple(t.shape) in shapes or "cluster" in name for name, t in server_state(folder).items())
-    assert events(folder, "start")[0]["disclosure"] == FedAvgClient.discloses
+    assert events(folder, "start")[0]["disclosure"] == disclosure_sheet(FedAvgClient)
 
 
 def test_reply_holds_only_what_is_disclosed():
@@ -216,6 +218,28 @@ def test_without_supervision_the_classifier_never_moves(tmp_path):
     heads = [t for name, t in site_states(folder).items() if name.endswith("head.weight")]
     assert len(heads) == 3
     assert all(torch.equal(head, first) for head in heads)
+
+
+def test_without_supervision_a_trained_model_predicts_by_its_own_prototypes():
+    """Not by those of the model before its training; what is kept for the next round are those of the round."""
+    place = Workplace("fednpr-per", "npr.supervised=false")
+    found, predicted = [], []
+    find, predict = place.client.find_subclusters, place.client.predict
+
+    def watched_find():
+        yield from find()
+        found.append((place.client.net.body[0].weight.clone(), place.client.subclusters.clone()))
+
+    def watched_predict(view, batch):
+        predicted.append((place.client.net.body[0].weight.clone(), place.client.subclusters.clone()))
+        return predict(view, batch)
+
+    place.client.find_subclusters, place.client.predict = watched_find, watched_predict
+    kept = place.train(measure=("valid",)).kept
+    (received, of_round), (trained, renewed) = found
+    assert not torch.equal(received, trained)
+    assert torch.equal(kept["subclusters/"], of_round) and not torch.equal(of_round, renewed)
+    assert predicted and all(torch.equal(net, trained) and torch.equal(p, renewed) for net, p in predicted)
 
 
 def test_without_supervision_a_phase_that_trains_the_classifier_alone_does_nothing():

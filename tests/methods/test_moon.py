@@ -123,5 +123,5 @@ def test_features_are_projected_as_asked_on_both_sides_of_the_wall(projection, s
 
 
 def test_a_projection_leaves_the_body_at_the_same_first_weights():
-    plain, projected = new_server("fedavg").build().body, new_server("moon").build().body[0]
+    plain, projected = new_server("fedavg").new_net().body, new_server("moon").new_net().body[0]
     assert_same_bits(copied(plain.state_dict()), copied(projected.state_dict()))

@@ -100,7 +100,7 @@ def test_the_server_moves_by_beta_towards_the_mean_and_takes_the_mean_of_statist
     models = [{name: tensor + shift for name, tensor in old.items()} for shift in (1, 3)]
     with pytest.raises(StopIteration):
         conversation.send(Replies([Reply(s, {"model": m, "examples": 5}) for s, m in zip("ab", models)]))
-    statistics = set(groups(server.build())["statistics"])
+    statistics = set(groups(server.new_net())["statistics"])
     for name, tensor in server.state.model.items():
         step = 2 if name in statistics else beta * 2
         torch.testing.assert_close(tensor, old[name] + step)

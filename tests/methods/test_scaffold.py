@@ -168,7 +168,7 @@ def test_the_server_step_goes_part_of_the_way_and_takes_the_mean_of_statistics()
     ]
     with pytest.raises(StopIteration):
         conversation.send(Replies(replies))
-    statistics = set(groups(server.build())["statistics"])
+    statistics = set(groups(server.new_net())["statistics"])
     for name, tensor in server.state.model.items():
         torch.testing.assert_close(tensor, old[name] + (2 if name in statistics else 1))
     for tensor in server.state.variate.values():  # two of four sites changed theirs by 2 on average

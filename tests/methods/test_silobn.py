@@ -12,7 +12,7 @@ from harness import assert_same_bits, events, run_tiny, server_state
 def test_its_weights_are_those_of_fedavg(tmp_path):
     plain = server_state(run_tiny(tmp_path / "fedavg", "fedavg", *SHORT))
     shared = server_state(run_tiny(tmp_path / "silobn", "silobn", *SHORT))
-    statistics = {f"model/{name}" for name in groups(new_server("silobn").build())["statistics"]}
+    statistics = {f"model/{name}" for name in groups(new_server("silobn").new_net())["statistics"]}
     assert shared.keys() == plain.keys() - statistics
     assert_same_bits({name: plain[name] for name in shared}, shared)
 
@@ -25,7 +25,7 @@ def test_a_site_keeps_only_statistics_and_they_go_on_from_round_to_round(tmp_pat
             steps[site] += round_event["sites"][site]["steps"]
     for site, count in steps.items():
         kept = kept_of(folder, site, "personal")
-        assert kept.keys() == set(groups(new_server("silobn").build())["statistics"])
+        assert kept.keys() == set(groups(new_server("silobn").new_net())["statistics"])
         assert {int(t) for name, t in kept.items() if name.endswith("num_batches_tracked")} == {count}
     one, two = (kept_of(folder, site, "personal") for site in ("site 1", "site 2"))
     assert not torch.equal(one["body.1.running_mean"], two["body.1.running_mean"])

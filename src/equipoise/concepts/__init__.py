@@ -1,17 +1,22 @@
 """Class concepts in words: prompts, text encoders, and the banks of embeddings that FedBM's classifier is made of."""
 
-from equipoise.concepts.bank import (
-    ConceptBank,
-    bank_file,
-    bank_folders,
-    build_bank,
-    dataset_key,
-    find_bank,
-    load_bank,
-    stored_banks,
-)
-from equipoise.concepts.encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
-from equipoise.concepts.prompts import WORDINGS, Wording, read_wording, wording_of
+from typing import TYPE_CHECKING
+
+from equipoise._lazy import on_demand
+
+if TYPE_CHECKING:
+    from equipoise.concepts.bank import (
+        ConceptBank,
+        bank_file,
+        bank_folders,
+        build_bank,
+        dataset_key,
+        find_bank,
+        load_bank,
+        stored_banks,
+    )
+    from equipoise.concepts.encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
+    from equipoise.concepts.prompts import WORDINGS, Wording, read_wording, wording_of
 
 __all__ = [
     "DEFAULT_ENCODER",
@@ -30,3 +35,5 @@ __all__ = [
     "stored_banks",
     "wording_of",
 ]
+
+__getattr__ = on_demand(__name__, __all__, "prompts", "encoders", "bank")

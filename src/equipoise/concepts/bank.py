@@ -7,7 +7,6 @@ made once by `equipoise concepts build DATA`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from equipoise.concepts.encoders import DEFAULT_ENCODER, TextEncoder
 from equipoise.concepts.prompts import Wording, wording_of
 from equipoise.data.config import DataConfig
 from equipoise.errors import UserError
+from equipoise.storage import replacing
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".safetensors"
@@ -96,11 +96,11 @@ def build_bank(
     embeddings = torch.stack([F.normalize(encoder.encode(sentences).float(), dim=-1) for sentences in prompts])
     bank = ConceptBank(dataset, encoder.name, tuple(classes), prompts, embeddings)
     out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f"{out.name}.part")
     texts = {"classes": json.dumps(bank.classes), "prompts": json.dumps(bank.prompts)}
     # Half precision is ample: its error is far below the distance between two sentences.
-    draft.write_bytes(save({EMBEDDINGS: embeddings.half()}, {"dataset": dataset, "encoder": encoder.name, **texts}))
-    os.replace(draft, out)
+    content = save({EMBEDDINGS: embeddings.half()}, {"dataset": dataset, "encoder": encoder.name, **texts})
+    with replacing(out) as draft:
+        draft.write_bytes(content)
     return bank
 
 

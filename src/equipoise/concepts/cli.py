@@ -9,34 +9,35 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.concepts.bank import bank_file, bank_folders, build_bank, dataset_key, find_bank, stored_banks
-from equipoise.concepts.encoders import DEFAULT_ENCODER, load_encoder
-from equipoise.concepts.prompts import WORDINGS, read_wording
-from equipoise.data import sources
-from equipoise.data.config import DataConfig
 from equipoise.errors import UserError
-from equipoise.prototypes import concept_statistics
 
 concepts_app = typer.Typer(help="Class concepts in words, for FedBM: build, list and show banks.", no_args_is_help=True)
 console = Console()
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="a data set, folder:DIR or manifest:FILE")]
 Classes = Annotated[str | None, typer.Option(help="class names, comma separated; default the data set's")]
-Encoder = Annotated[str, typer.Option(help="minilm, biomedclip, or a BERT-like model (Hugging Face name or folder)")]
+Encoder = Annotated[
+    str | None,
+    typer.Option(help="minilm, the default; biomedclip; or a BERT-like model (Hugging Face name or folder)"),
+]
 
 
 @concepts_app.command("build")
 def build(
     data: Data,
     classes: Classes = None,
-    encoder: Encoder = DEFAULT_ENCODER,
-    prompts: Annotated[Path | None, typer.Option(help="TOML file with templates and [concepts]")] = None,
+    encoder: Encoder = None,
+    prompts: Annotated[Path | None, typer.Option(help="TOML file with templates and a table concepts")] = None,
     out: Annotated[Path | None, typer.Option(help="default: where FedBM looks for it")] = None,
 ) -> None:
     """Encode the prompts of a data set's classes, once, and keep the embeddings."""
+    from equipoise.concepts.bank import bank_file, bank_folders, build_bank, dataset_key
+    from equipoise.concepts.encoders import DEFAULT_ENCODER, load_encoder
+    from equipoise.concepts.prompts import read_wording
+
     chosen = class_names(data, classes)
     wording = read_wording(prompts) if prompts else None
-    text_encoder = load_encoder(encoder)
+    text_encoder = load_encoder(encoder or DEFAULT_ENCODER)
     dataset = dataset_key(data)
     path = out or bank_folders()[0] / bank_file(dataset, text_encoder.name)
     bank = build_bank(dataset, chosen, text_encoder, path, wording)
@@ -50,6 +51,10 @@ def class_names(data: str, given: str | None) -> tuple[str, ...]:
     """The classes to build a bank for: those given, a built-in data set's, or those of a user's folder or list."""
     if given:
         return tuple(name.strip() for name in given.split(",") if name.strip())
+    from equipoise.concepts.prompts import WORDINGS
+    from equipoise.data import sources
+    from equipoise.data.config import DataConfig
+
     kind, _, argument = data.partition(":")
     if kind in sources.USER_SOURCES:
         return sources.load(data).listing(DataConfig(name=data), Path(argument)).classes
@@ -61,6 +66,8 @@ def class_names(data: str, given: str | None) -> tuple[str, ...]:
 @concepts_app.command("list")
 def list_banks() -> None:
     """List the banks at hand."""
+    from equipoise.concepts.bank import bank_folders, stored_banks
+
     table = Table("data set", "encoder", "classes", "prompts", "width", "where")
     for path, bank in stored_banks():
         sizes = (str(size) for size in bank.embeddings.shape)
@@ -69,9 +76,14 @@ def list_banks() -> None:
 
 
 @concepts_app.command("show")
-def show(data: Data, classes: Classes = None, encoder: Encoder = DEFAULT_ENCODER) -> None:
+def show(data: Data, classes: Classes = None, encoder: Encoder = None) -> None:
     """Show what a bank says about each class, and how far apart the classes lie."""
-    bank = find_bank(DataConfig(name=data), class_names(data, classes), encoder)
+    from equipoise.concepts.bank import find_bank
+    from equipoise.concepts.encoders import DEFAULT_ENCODER
+    from equipoise.data.config import DataConfig
+    from equipoise.prototypes import concept_statistics
+
+    bank = find_bank(DataConfig(name=data), class_names(data, classes), encoder or DEFAULT_ENCODER)
     mean, variance = concept_statistics(bank.embeddings)
     table = Table("class", "first prompt", "spread", "nearest class", "distance")
     distances = (mean[:, None] - mean).norm(dim=-1)

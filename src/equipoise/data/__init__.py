@@ -1,12 +1,19 @@
 """Federations of medical images: sources, packed stores, splits, partitions and augmentation."""
 
-from equipoise.data.assembly import assemble
-from equipoise.data.config import DataConfig, PhantomConfig
-from equipoise.data.federation import Federation, Site, Split
-from equipoise.data.prepare import open_store
-from equipoise.data.store import Store
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equipoise._lazy import on_demand
+
+if TYPE_CHECKING:
+    from equipoise.data.config import DataConfig, PhantomConfig
+    from equipoise.data.federation import Federation, Site, Split
+    from equipoise.data.store import Store
 
 __all__ = ["DataConfig", "Federation", "PhantomConfig", "Site", "Split", "Store", "load_federation"]
+
+__getattr__ = on_demand(__name__, __all__, "config", "store", "federation")
 
 
 def load_federation(config: DataConfig, seed: int, whole: bool = True) -> Federation:
@@ -19,4 +26,7 @@ def load_federation(config: DataConfig, seed: int, whole: bool = True) -> Federa
     Raises:
         UserError: when the data is not there, not prepared, or cannot make a federation
     """
+    from equipoise.data.assembly import assemble
+    from equipoise.data.prepare import open_store
+
     return assemble(open_store(config), config, seed, whole)

@@ -8,10 +8,10 @@ import numpy as np
 from equipoise.data import partition, sources
 from equipoise.data.config import DataConfig
 from equipoise.data.federation import PARTS, Federation, Site, Split
-from equipoise.data.sources import first_few
 from equipoise.data.splits import count_leaks, grouped_split, stratified_sample
-from equipoise.data.store import Store, StoreIndex
-from equipoise.errors import UserError
+from equipoise.data.store import Store
+from equipoise.errors import UserError, first_few
+from equipoise.streams import stream
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
 DEFAULT_SITES = 10
@@ -46,7 +46,8 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     """The federation of a store, with the splits, the partition and the limits that `config` asks for.
 
     Args:
-        whole: every class must have an image; one hospital of a federation may lack some
+        whole: every class must have an image; one hospital of a federation may lack some, and its warnings, which
+            reach the server, name no files
     """
     index = store.index
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), np.array(index.splits))
@@ -56,10 +57,11 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         _check_classes(images, index.classes)
     images = _thin_long_tail(images, config, seed)
     scheme = config.partition or sources.load(config.name).PARTITION
+    redrawn: list[str] = []
     if scheme == "source":
         names = list(dict.fromkeys(images.sites.tolist()))
     else:
-        images, names = _partition(images, scheme, len(index.classes), config, seed)
+        images, names, redrawn = _partition(images, scheme, len(index.classes), config, seed)
     images = _choose_training_sites(images, names, config)
     shared = index.common or scheme != "source"
     evaluation = images.where(images.parts != "train").at("common")
@@ -71,11 +73,12 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         channels=store.shape[0],
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
-        warnings=(*warnings, *_without_effect(scheme, config), *_warnings_of_store(index, whole)),
+        warnings=(*warnings, *redrawn, *_without_effect(scheme, config), *index.warnings(with_names=whole)),
     )
     federation = _check_sites(federation, config)
-    scarce = _scarce_classes(federation) if whole else []
-    return replace(federation, warnings=(*federation.warnings, *_missing_training(federation), *scarce))
+    of_classes = (*_missing_training(federation), *_scarce_classes(federation)) if whole else ()
+    idle = _idle_sites(federation) if whole and config.training_sites is None and not shared else []
+    return replace(federation, warnings=(*federation.warnings, *of_classes, *idle))
 
 
 def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
@@ -125,8 +128,8 @@ def _thin_long_tail(images: Images, config: DataConfig, seed: int) -> Images:
 
 def _partition(
     images: Images, scheme: str, num_classes: int, config: DataConfig, seed: int
-) -> tuple[Images, list[str]]:
-    """Send the training images to new sites; returns the images and the sites' names."""
+) -> tuple[Images, list[str], list[str]]:
+    """Send the training images to new sites; returns the images, the sites' names, and a warning if it took redraws."""
     count = config.sites or DEFAULT_SITES
     names = [f"site {number + 1}" for number in range(count)]
     train = images.parts == "train"
@@ -137,13 +140,15 @@ def _partition(
         )
     first = _partition_seed(config, seed)
     for attempt in range(MOST_REDRAWS if config.redraw else 1):
-        chosen = _draw_partition(images.labels[train], scheme, count, num_classes, config, first + attempt)
+        # With the next seed, two seeds of a study would end at one partition.
+        drawn = stream(first, "redraw", attempt) % 2**32 if attempt else first
+        chosen = _draw_partition(images.labels[train], scheme, count, num_classes, config, drawn)
         smallest = np.bincount(chosen, minlength=count).min()
         if smallest >= config.min_images:
             break
     else:
-        tried = f"seeds {first} to {first + attempt} leave" if config.redraw else f"seed {first} leaves"
-        redraw = "" if config.redraw else ", or set data.redraw = true to draw again with the next seeds"
+        tried = f"all {MOST_REDRAWS} draws of seed {first} leave" if config.redraw else f"seed {first} leaves"
+        redraw = "" if config.redraw else ", or set data.redraw = true to draw again"
         raise UserError(
             f"{scheme} with {count} sites, alpha {config.alpha:g} and {tried} a site with {smallest} training "
             f"images, fewer than data.min_images = {config.min_images}; take another data.partition_seed, a "
@@ -151,7 +156,9 @@ def _partition(
         )
     sites = np.full(len(images), "", dtype=f"<U{max(map(len, names))}")
     sites[train] = np.array(names)[chosen]
-    return replace(images, sites=sites), names
+    too_small = f"left a site with fewer training images than data.min_images = {config.min_images}"
+    redrawn = [f"{attempt} draws of seed {first} {too_small}: the sites are those of the next"] if attempt else []
+    return replace(images, sites=sites), names, redrawn
 
 
 def _draw_partition(
@@ -203,6 +210,11 @@ def _missing_training(federation: Federation) -> list[str]:
     return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
 
 
+def _idle_sites(federation: Federation) -> list[str]:
+    idle = [site.name for site in federation.sites if "train" not in site.splits]
+    return [f"sites without a training image, which only measure models: {first_few(idle)}"] if idle else []
+
+
 def _scarce_classes(federation: Federation) -> list[str]:
     """A warning about the classes of which the whole federation trains on one image, or validates or tests on none.
 
@@ -219,12 +231,6 @@ def _scarce_classes(federation: Federation) -> list[str]:
         return []
     follows = "a class without validation or test images has no part in those scores"
     return [f"too few images of a class in the whole federation: {first_few(scarce)}; {follows}"]
-
-
-def _warnings_of_store(index: StoreIndex, whole: bool) -> list[str]:
-    """What the store has to say. One hospital's warnings reach the server: names of files, or patients, do not."""
-    named = "" if whole else f": {first_few(index.facts.get('left_out', ()))}"
-    return [text.removesuffix(named) for text in index.facts.get("warnings", ())]
 
 
 def _check_sites(federation: Federation, config: DataConfig) -> Federation:

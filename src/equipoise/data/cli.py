@@ -12,7 +12,7 @@ from rich.markup import escape
 data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
 console = Console()
 
-Settings = Annotated[list[str] | None, typer.Option("--set", help="any value of [data], key=value; repeatable")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")]
 
 
 @data_app.command("list")
@@ -39,7 +39,7 @@ def data_prepare(
     config = _data_config(name, None, size, settings, skip_unreadable=skip_unreadable or None)
     store = prepare(config, from_dir, workers=workers, progress=True)
     console.print(f"{len(store.index)} images in {escape(str(store.folder))}", highlight=False, soft_wrap=True)
-    for warning in store.index.facts.get("warnings", ()):
+    for warning in store.index.warnings():
         console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
 
 

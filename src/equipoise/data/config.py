@@ -57,7 +57,7 @@ class DataConfig(Table):
     removal: float = Field(default=0.3, ge=0, lt=1, description="chance that a site loses a class (concentration)")
     partition_seed: int | None = Field(default=None, ge=0, description="default: the run's seed")
     min_images: int = Field(default=1, ge=1, description="fewest training images a site may have")
-    redraw: bool = Field(default=False, description="draw again with the following seeds until no site is too small")
+    redraw: bool = Field(default=False, description="draw again until no site is too small")
     training_sites: tuple[str, ...] | None = Field(default=None, description="the others only validate and test")
 
     imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")

@@ -17,14 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Archives, decode_with_depth
-from equipoise.data.sources import Listing, Record, first_few, phantom
-from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index, write_text
-from equipoise.errors import UserError
+from equipoise.data.sources import Listing, Record, phantom
+from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
+from equipoise.errors import UserError, first_few
+from equipoise.storage import write_text
 
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
-SKIP = "(--set data.skip_unreadable=true to go on without them)"
+SKIP = "(--skip-unreadable, or data.skip_unreadable = true in a file, to go on without them)"
 
 
 def open_store(config: DataConfig) -> Store:
@@ -227,8 +228,6 @@ def store_index(
     warnings = list(listing.facts.get("warnings", ()))
     names = {record.name for record in kept}
     left_out = [record.name for record in listing.records if record.name not in names]
-    if left_out:
-        warnings.append(f"{len(left_out)} missing or unreadable images were left out: {first_few(left_out)}")
     if len(depths) > 1:
         found = ", ".join(map(str, sorted(depths)))
         warnings.append(

@@ -56,6 +56,10 @@ def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
     return count - valid - test, valid, test
 
 
+#: how every warning of groups (patients, lesions) that lie in two parts of a split words it
+SHARED = "groups are also in"
+
+
 def count_leaks(groups_by_part: Mapping[str, Collection[str]]) -> str | None:
     """Say how many groups of a later part are also in an earlier one, or None when no group is.
 
@@ -65,12 +69,12 @@ def count_leaks(groups_by_part: Mapping[str, Collection[str]]) -> str | None:
     train, valid, test = (set(groups_by_part.get(part, ())) for part in PARTS)
     messages = []
     if test & train:
-        messages.append(f"{len(test & train)} of {len(test)} test groups are also in train")
+        messages.append(f"{len(test & train)} of {len(test)} test {SHARED} train")
     if test & (valid - train):
         both = train | valid
-        messages.append(f"{len(test & both)} of {len(test)} test groups are also in train or valid")
+        messages.append(f"{len(test & both)} of {len(test)} test {SHARED} train or valid")
     if valid & train:
-        messages.append(f"{len(valid & train)} of {len(valid)} valid groups are also in train")
+        messages.append(f"{len(valid & train)} of {len(valid)} valid {SHARED} train")
     return "; ".join(messages) or None
 
 

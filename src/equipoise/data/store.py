@@ -1,7 +1,6 @@
 """Packed images: one memory-mapped uint8 file (N, C, H, W) beside a JSON index that says what each row is."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,12 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where two processes should not prepare one store at once
-    fcntl = None  # type: ignore[assignment]
+from equipoise.errors import UserError, first_few
+from equipoise.storage import locked, write_text
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"
@@ -54,6 +49,13 @@ class StoreIndex:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def warnings(self, with_names: bool = True) -> list[str]:
+        """What a user should know of these images. Names of files may name patients: a server is told without them."""
+        left_out = self.facts.get("left_out", ())
+        names = f": {first_few(left_out)}" if with_names else ""
+        missing = [f"{len(left_out)} missing or unreadable images were left out{names}"] if left_out else []
+        return [*self.facts.get("warnings", ()), *missing]
 
 
 class Store:
@@ -130,25 +132,16 @@ def write_index(folder: Path, index: StoreIndex) -> None:
     write_text(folder / INDEX, json.dumps(content))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that a reader finds all of it or nothing."""
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
-
-
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes from building the store in `folder` meanwhile; a killed one lets go by itself.
+    """Keep other processes from building the store in `folder` meanwhile, where the system has file locks.
 
     Raises:
         UserError: when the folder cannot be written, for example on a full disk
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_name(f"{folder.name}.lock"), "a") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
             yield
     except OSError as error:
         raise UserError(

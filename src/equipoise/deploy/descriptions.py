@@ -21,8 +21,6 @@ from equipoise.engine.parcels import digest_of
 from equipoise.errors import UserError
 from equipoise.table import Table
 
-#: a warning that the server repeats where it holds for all sites together
-NO_TRAINING_IMAGE = "no training image of class"
 #: a site that says it has more images than this in one part is not believed
 MOST_IMAGES = 50_000_000
 
@@ -83,11 +81,7 @@ def describe(name: str, federation: Federation) -> dict[str, Any]:
         "counts": _counts(own[name], size),
         "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
         "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
-        "warnings": [
-            textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...")
-            for text in federation.warnings
-            if not text.startswith(NO_TRAINING_IMAGE)
-        ],
+        "warnings": [textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...") for text in federation.warnings],
         "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
     }
 
@@ -137,7 +131,7 @@ def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict
 def _absent_classes(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
     totals = np.sum([d["counts"].get("train", np.zeros(len(d["classes"]))) for d in descriptions], axis=0)
     absent = [name for name, total in zip(descriptions[0]["classes"], totals) if not total]
-    return [f"{NO_TRAINING_IMAGE} {', '.join(absent)} at any site"] if absent else []
+    return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
 
 
 def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:

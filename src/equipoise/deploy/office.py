@@ -25,9 +25,10 @@ from equipoise import __version__
 from equipoise.config import Config, parse_config
 from equipoise.data.federation import Federation
 from equipoise.deploy.descriptions import describe
-from equipoise.deploy.policy import DESCRIBE, Policy, check_policy, facts_that_may_leave
+from equipoise.deploy.policy import Policy, check_policy, facts_that_may_leave
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import read_payload, safe_name, write_payload, write_text
+from equipoise.engine.disclosure import DESCRIBE
+from equipoise.engine.files import read_payload, safe_name, write_payload
 from equipoise.engine.hospitals import PUBLISH
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.parcels import (
@@ -46,6 +47,7 @@ from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.training import SiteData
 from equipoise.errors import UserError
 from equipoise.methods import get_method, option_tables
+from equipoise.storage import write_text
 
 log = logging.getLogger(__name__)
 

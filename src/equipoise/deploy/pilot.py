@@ -17,9 +17,10 @@ from equipoise.deploy.policy import policy_for
 from equipoise.deploy.processes import Child, free_port
 from equipoise.deploy.security import Authority, general_name, new_key_pair
 from equipoise.deploy.settings import ServerFile
-from equipoise.engine.files import safe_name, write_text
+from equipoise.engine.files import safe_name
 from equipoise.errors import UserError
 from equipoise.methods import get_method
+from equipoise.storage import write_text
 
 DAYS = 365
 #: sites on this machine may look for messages often

@@ -11,8 +11,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.brisk import until
-from equipoise.deploy.policy import DESCRIBE
 from equipoise.deploy.records import from_records, to_records
+from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.parcels import Parcel, UnreadableParcel, prepare, seal
 from equipoise.engine.protocol import SiteFailure
 

@@ -24,7 +24,6 @@ from equipoise.deploy.processes import check_port, interrupted_by_end_of, start_
 from equipoise.deploy.security import check_authority, check_server_certificate, signer, write_secret
 from equipoise.deploy.settings import ServerFile, check_security, split_address
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import write_text
 from equipoise.engine.flower import FlowerEngine
 from equipoise.engine.hospitals import FlowerOptions, Post, Roster
 from equipoise.engine.loop import Observer, Run
@@ -33,6 +32,7 @@ from equipoise.engine.replies import words_of
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.runs import with_net
+from equipoise.storage import write_text
 
 CONSORTIUM = "consortium.json"
 #: on resume, how long sites have to find the new SuperLink; Flower's nodes try ever more seldom, up to 20 s apart

@@ -54,11 +54,16 @@ class Engine:
         self.views = self.client.views_for(setting)
         self.setting = setting
         self.states = states
+        #: why sites are out of the present round, and those of them whose reply held NaN or infinity
         self.failed: dict[str, str] = {}
-        #: why a site did not do something that a round can do without, until somebody is told: {(site, what): why}
+        self.diverged: set[str] = set()
+        #: what a round can do without and a site did not do (measuring, writing models), told as warnings later:
+        #: {(site, what): why}
         self.undone: dict[tuple[str, str], str] = {}
         self.facts: dict[str, dict[str, float]] = {}
         self.measures: dict[str, dict[str, Tensors]] = {}
+        #: bytes of each entry of a site's replies
+        self.entries: dict[str, Counter[str]] = {}
         self._round, self._attempt, self._index = 0, 0, 0
         self._order = {name: position for position, name in enumerate(sites)}
 
@@ -74,11 +79,17 @@ class Engine:
         """Start a round anew: nothing is pending, nobody has failed."""
         self._round, self._attempt, self._index = round_number, attempt, 0
         self.states.rollback()
-        self.failed, self.facts, self.measures = {}, {}, {}
+        self.failed, self.facts, self.measures, self.entries = {}, {}, {}, {}
+        self.diverged = set()
 
     def commit(self) -> None:
         """The round is complete; what sites keep becomes their state."""
         self.states.commit()
+
+    def entry_bytes(self) -> dict[str, float]:
+        """What sites have sent in this round, by entry: the mean over sites, in bytes."""
+        total = sum(self.entries.values(), Counter[str]())
+        return {name: size / len(self.entries) for name, size in total.items()}
 
     def ask(self, ask: Ask) -> Generator[None, None, Replies]:
         """Let the asked sites perform the action; returns the sound replies in site order, yields between steps."""
@@ -172,11 +183,14 @@ class Engine:
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
         facts["seconds"] += outcome.facts.pop("seconds", 0.0)
         _add_training(facts, outcome.facts)
+        sizes = {name: payload_bytes({name: value}) for name, value in outcome.payload.items()}
+        self.entries.setdefault(site, Counter()).update(sizes)
         self.measures.setdefault(site, {}).update(outcome.measures)
 
     def _fail(self, site: str, why: str) -> None:
         self.failed[site] = why
         self.facts.pop(site, None)
+        self.entries.pop(site, None)
         self.measures.pop(site, None)
         self.states.rollback([site])
 
@@ -189,6 +203,7 @@ class Engine:
             problem = _difference(signatures[reply.site], expected)
             if problem is None and (entry := first_unfinite(reply.payload)):
                 problem = f"'{entry}' holds NaN or infinity"
+                self.diverged.add(reply.site)
             if problem is None:
                 sound.append(reply)
             else:

@@ -15,9 +15,10 @@ import numpy as np
 from safetensors import SafetensorError
 
 from equipoise.data.federation import Federation
-from equipoise.engine.files import read_payload, write_payload, write_text
+from equipoise.engine.files import read_payload, write_payload
 from equipoise.engine.protocol import Payload, Value
 from equipoise.errors import UserError, first_line
+from equipoise.storage import write_text
 
 
 @dataclass

@@ -290,6 +290,10 @@ class Client:
         """Change the personal model before it is evaluated; rolled back afterwards."""
         yield from ()
 
+    def ready(self) -> Generator[Work, Any, None]:
+        """Renew what the model just trained needs to predict, before it is measured; rolled back afterwards."""
+        yield from ()
+
     def train(self, message: Payload) -> Action:
         """The action that every method has: train locally and reply."""
         yield Train()

@@ -19,7 +19,9 @@ class EventLog:
         if size is None:
             path.unlink(missing_ok=True)
         elif not path.exists() or path.stat().st_size < size:
-            raise UserError(f"{path} is missing or shorter than its checkpoint says: this run cannot go on")
+            raise UserError(
+                f"{path} is missing or shorter than its checkpoint says: this run cannot go on; start it anew elsewhere"
+            )
         else:
             os.truncate(path, size)
         self._file = path.open("a", encoding="utf-8")
@@ -50,7 +52,9 @@ def first_event(path: Path) -> dict[str, Any]:
         except ValueError:
             event = None
     if not isinstance(event, dict) or event.get("event") != "start":
-        raise UserError(f"{path} is damaged: its first line does not tell how the run started")
+        raise UserError(
+            f"{path} is damaged: its first line does not tell how the run started; take it from a copy of the run"
+        )
     return event
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +17,7 @@ from torch import Tensor
 
 from equipoise.engine.protocol import Payload, Value, flatten, unflatten
 from equipoise.errors import FolderBusy, UserError
-
-try:
-    import fcntl
-except ImportError:  # no file locks on this system
-    fcntl = None  # type: ignore[assignment]
+from equipoise.storage import locked, replacing
 
 LONGEST_NAME = 120
 #: what marks a folder as a run's, or a pilot's
@@ -50,17 +45,16 @@ def refuse_foreign(folder: Path) -> None:
 def claimed_folder(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep a folder to one process at a time; with `wait` the others wait for it, else they get `FolderBusy`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise FolderBusy(f"another process is at work in {folder}") from None
+    with contextlib.ExitStack() as claim:
+        try:
+            claim.enter_context(locked(folder / ".lock", wait))
+        except BlockingIOError:
+            raise FolderBusy(f"another process is at work in {folder}") from None
         yield
 
 
 def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
-    """Write a payload under a temporary name, then rename."""
+    """Write a payload whole or not at all."""
     tensors, plain = flatten(payload)
     # Tensors that share memory, or lie strided, are refused by the format.
     packed = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
@@ -70,14 +64,13 @@ def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
             packed[name] = tensor.clone()
         seen.add(packed[name].untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        save_file(packed, temporary, metadata={"plain": json.dumps(plain)})
+        # To wait for the disk with every payload would cost each round; what a power cut spoils is found on reading.
+        with replacing(path, durable=False) as draft:
+            save_file(packed, draft, metadata={"plain": json.dumps(plain)})
     except SafetensorError as problem:  # a full disk, above all
-        temporary.unlink(missing_ok=True)
         number = re.search(r"os error (\d+)", str(problem))
         raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
-    os.replace(temporary, path)
 
 
 def read_payload(path: Path) -> Payload:
@@ -94,14 +87,6 @@ def _read(file: Any, name: str) -> Tensor:
     part from an undisturbed one.
     """
     return file.get_tensor(name).clone()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file under a temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 class _Entries(Mapping[str, Tensor]):

@@ -11,10 +11,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from equipoise.engine.files import SpilledPayload, safe_name, write_payload, write_text
+from equipoise.engine.files import SpilledPayload, safe_name, write_payload
 from equipoise.engine.parcels import read_counts
 from equipoise.engine.protocol import Payload, Value
 from equipoise.engine.site import Outcome
+from equipoise.storage import write_text
 
 
 @dataclass(frozen=True)

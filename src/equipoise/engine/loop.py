@@ -21,18 +21,20 @@ from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
+from equipoise.engine.disclosure import disclosure_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
-from equipoise.engine.files import claimed_folder, write_text
+from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.opening import check_new, class_counts, ineffective, resumed
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
+from equipoise.storage import write_text
 from equipoise.streams import stream
 
 ATTEMPTS = 3
-Steps = Generator[None, None, None]
+Turns = Generator[None, None, None]
 EngineMaker = Callable[[Method, Setting, Federation, Path], Engine]
 
 
@@ -71,7 +73,8 @@ class Run:
         self.sites = [site.name for site in self.federation.training_sites()]
         #: asked after each round: whether to save it even if it is not due
         self.save_anyway: Callable[[int], bool] = lambda number: False
-        #: entered when the folder is this process's own, and left, after a run that came to its end, while it still is
+        #: a context held while the folder is this process's own; a study looks there for a run that another process
+        #: has finished, and clears away what a finished run no longer needs
         self.tenancy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def execute(self, resume: bool = False) -> None:
@@ -79,7 +82,7 @@ class Run:
         for _ in self.steps(resume):
             pass
 
-    def steps(self, resume: bool = False) -> Steps:
+    def steps(self, resume: bool = False) -> Turns:
         """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
         keep_freed_memory()
@@ -99,7 +102,7 @@ class Run:
                 finally:
                     self.log.close()
 
-    def _rounds(self, latest: Manifest | None) -> Steps:
+    def _rounds(self, latest: Manifest | None) -> Turns:
         began = time.perf_counter() - (latest.seconds if latest else 0.0)
         if latest is None:
             write_text(self.folder / "config.toml", self.config.to_toml())
@@ -129,7 +132,7 @@ class Run:
         check_new(self.folder, self._log_path)
         return None
 
-    def _start(self) -> Steps:
+    def _start(self) -> Turns:
         shared = self.server.message()
         self._tell(
             "start",
@@ -143,26 +146,13 @@ class Run:
             channels=self.federation.channels,
             sites=[class_counts(site, len(self.federation.classes)) for site in self.federation.places()],
             warnings=[*self.federation.warnings, *ineffective(self.setting, self.engine.client, self._tested_sites())],
-            disclosure=self.engine.client.discloses,
+            disclosure=disclosure_sheet(self.engine.client),
             paper=self.method.paper,
             parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
             model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),
         )
-        before = self.server.state.snapshot()
-        for attempt in range(ATTEMPTS):
-            self.engine.begin(0, attempt)
-            try:
-                # What is gathered here holds for the whole run: every site has to answer.
-                yield from self._converse(self.server.start(self.sites), len(self.sites))
-                break
-            except RoundFailed as failure:
-                self.server.state.check()
-                self.server.state.restore(before, self.setting.device)
-                self._tell("warning", text=f"the start is repeated: {failure}")
-        else:
-            raise UserError(self._gave_up("the start"))
-        self.server.state.check()
-        self.engine.commit()
+        # What is gathered here holds for the whole run: every site has to answer.
+        yield from self._transact(0, "the start", lambda _: self.server.start(self.sites), len(self.sites))
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
 
@@ -188,23 +178,13 @@ class Run:
 
     # ---- a round -----------------------------------------------------------------------------------
 
-    def _round(self, number: int) -> Steps:
+    def _round(self, number: int) -> Turns:
         began = time.perf_counter()
-        before = self.server.state.snapshot()
-        for attempt in range(ATTEMPTS):
-            self.engine.begin(number, attempt)
-            try:
-                conversation = self.server.round(number, self._drawn(number, attempt))
-                yield from self._converse(conversation, self.config.train.min_sites)
-                break
-            except RoundFailed as failure:
-                self.server.state.check()
-                self.server.state.restore(before, self.setting.device)
-                self._tell("warning", text=f"round {number} is repeated: {failure}")
-        else:
-            raise UserError(self._gave_up(f"round {number}"))
-        self.server.state.check()
-        self.engine.commit()
+
+        def conversation(attempt: int) -> Conversation:
+            return self.server.round(number, self._drawn(number, attempt))
+
+        yield from self._transact(number, f"round {number}", conversation, self.config.train.min_sites)
         self._tell(
             "round",
             round=number,
@@ -212,13 +192,31 @@ class Run:
             lr=self.config.train.optimiser.lr * self.config.train.schedule.factor(number - 1),
             sites=self.engine.facts,
             missing=self.engine.failed,
+            entries=self.engine.entry_bytes(),
         )
         yield from self._evaluate(number)
+
+    def _transact(self, number: int, what: str, conversation: Callable[[int], Conversation], least: int) -> Turns:
+        """Hold a conversation until enough sites have answered, each attempt from the state before it; then commit."""
+        before = self.server.state.snapshot()
+        for attempt in range(ATTEMPTS):
+            self.engine.begin(number, attempt)
+            try:
+                yield from self._converse(conversation(attempt), least)
+                break
+            except RoundFailed as failure:
+                self.server.state.check()
+                self.server.state.restore(before, self.setting.device)
+                self._tell("warning", text=f"{what} is repeated: {failure}")
+        else:
+            raise UserError(self._gave_up(what))
+        self.server.state.check()
+        self.engine.commit()
 
     def _gave_up(self, what: str) -> str:
         lost = "; ".join(f"{site}: {why}" for site, why in self.engine.failed.items())
         advice = ""
-        if any("NaN" in why for why in self.engine.failed.values()):
+        if self.engine.diverged:
             advice = ". Training may have diverged: try a lower train.optimiser.lr, or train.optimiser.clip"
         return f"{what} failed {ATTEMPTS} times ({lost}){advice}"
 
@@ -232,7 +230,7 @@ class Run:
         chosen = set(draw.sample(self.sites, count))
         return [site for site in self.sites if site in chosen]
 
-    def _converse(self, conversation: Conversation, least: int) -> Steps:
+    def _converse(self, conversation: Conversation, least: int) -> Turns:
         """Let the server's generator ask, and send it the replies; with fewer than `least` the round fails."""
         replies: Replies | None = None
         while True:
@@ -248,7 +246,7 @@ class Run:
 
     # ---- evaluation and selection --------------------------------------------------------------------
 
-    def _evaluate(self, number: int) -> Steps:
+    def _evaluate(self, number: int) -> Turns:
         settings = self.config.evaluation
         last = number == self.config.train.rounds
         in_tail = settings.rule == "mean_last" and self.config.may_report(number)
@@ -313,7 +311,7 @@ class Run:
         retained = self.checkpoints.retain(wanted)
         self.engine.states.collect(m.sites for m in retained)
 
-    def _finish(self) -> Steps:
+    def _finish(self) -> Turns:
         """Measure the selected models on the test part and write them out."""
         rule, selection, present = self.config.evaluation.rule, self.selection, self.config.train.rounds
         measured: list[Score] = []

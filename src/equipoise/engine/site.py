@@ -20,6 +20,7 @@ from equipoise.engine.protocol import (
     Tensors,
     Train,
     Value,
+    Work,
     check_payload,
     flatten,
     unflatten,
@@ -40,7 +41,16 @@ EVALUATE = "evaluate"
 
 @dataclass(frozen=True)
 class Request:
-    """One action at one site. `data` names the place whose images models are measured on, if not the site's own."""
+    """One action at one site.
+
+    Args:
+        attempt: how often the round was begun before
+        index: position of the ask in its round; a site's draws differ from ask to ask
+        measure: parts on which to measure models: after the action, or as the whole of an evaluation
+        views: models to measure: global, personal
+        scores: whether to send each image's scores along, which stay within one machine
+        data: the place whose images models are measured on, if not the site's own
+    """
 
     action: str
     site: str
@@ -108,16 +118,7 @@ class Slot:
     def _act(self, request: Request, message: Payload, data: SiteData) -> Generator[None, None, Outcome]:
         client = self.client
         action = getattr(client, request.action)(message)
-        result: Any = None
-        payload: Any = action
-        if isinstance(action, Generator):
-            while True:
-                try:
-                    work = action.send(result)
-                except StopIteration as stop:
-                    payload = stop.value
-                    break
-                result = yield from self._do(work, data)
+        payload = (yield from self._drive(action, data)) if isinstance(action, Generator) else action
         where = f"{type(client).__name__}.{request.action}"
         check_payload(payload, where)
         undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
@@ -126,6 +127,8 @@ class Slot:
         tensors, plain = flatten(payload)
         reply = unflatten(cloned(tensors), plain)
         next_state = cloned(client.kept())
+        if request.measure:
+            yield from self._drive(client.ready(), data)
         measures = yield from self._measure(request, data, data, adapt=False)
         yield from self._settle()
         facts: dict[str, float] = {}
@@ -136,6 +139,16 @@ class Slot:
                 "steps": self._progress.steps,
             }
         return Outcome(reply, next_state or None, measures, facts)
+
+    def _drive(self, action: Generator[Work, Any, Any], data: SiteData) -> Generator[None, None, Any]:
+        """Do each piece of work that a client's generator yields, and send it the result; returns what it returns."""
+        result: Any = None
+        while True:
+            try:
+                work = action.send(result)
+            except StopIteration as stop:
+                return stop.value
+            result = yield from self._do(work, data)
 
     def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
         """Run one piece of work that an action yielded."""
@@ -169,14 +182,7 @@ class Slot:
         client, measures = self.client, {}
         for view in request.views:
             if view == "personal" and adapt:
-                change = client.adapt()
-                result = None
-                while True:
-                    try:
-                        work = change.send(result)
-                    except StopIteration:
-                        break
-                    result = yield from self._do(work, data)
+                yield from self._drive(client.adapt(), data)
             for part in request.measure:
                 if measured.has(part):
                     logits = logits_of(client, measured[part], self.augmentation, view)

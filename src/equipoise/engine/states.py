@@ -30,7 +30,7 @@ class Versions:
         return self.pending.get(site) or self.committed.get(site)
 
     def note(self, site: str, version: str) -> None:
-        """A pending version that has already been written to disk."""
+        """Make a version the site's pending one, in place of an earlier one of this round."""
         if site in self.pending:
             self._drop(site, self.pending[site])
         self.pending[site] = version

@@ -91,7 +91,7 @@ def conjoint_prototype_aligned(
     softmax.
     """
     z, labels = rows(widened(logits)), labels.flatten().long()
-    # From the largest logit down nothing overflows, and the small constants mean the same at every scale.
+    # From the largest logit down, as released: nothing overflows, and the constants mean the same at every scale.
     exponentials = (z - z.amax(1, keepdim=True)).exp()
     ratios = imbalance_ratios(class_counts.to(z.dtype), beta)[labels]
     own = exponentials.gather(1, labels[:, None]).squeeze(1)

@@ -9,32 +9,27 @@ from torch import Tensor, nn
 
 from equipoise.engine.contract import Batch
 from equipoise.methods.common import all_but
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.methods.fedavg import FedAvgClient, SharedNet
 
 
-class PartialServer(FedAvgServer):
-    """Averages the groups of the net that travel."""
+class PartialNet(SharedNet):
+    """Some groups of the net travel; the others stay at the sites."""
 
-    #: groups of the net that stay at the sites
+    #: the groups that each site keeps to itself, of body, head, norm and statistics
     stays: ClassVar[tuple[str, ...]]
 
     def shared_entries(self, net: nn.Module) -> Iterable[str]:
         return all_but(net, *self.stays)
 
 
-class PartialClient(FedAvgClient):
+class PartialClient(PartialNet, FedAvgClient):
     """Keeps some groups of the net from round to round; the others are received and sent."""
 
-    #: groups of the net that stay at the site, as the server has it
-    stays: ClassVar[tuple[str, ...]]
     views = ("personal",)
 
     def build(self) -> None:
         super().build()
         self.keeps("personal", self.net, self.entries(self.net, *self.stays))
-
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        return all_but(net, *self.stays)
 
 
 class TwoNetClient(FedAvgClient):

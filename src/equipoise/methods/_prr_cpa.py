@@ -12,7 +12,8 @@ from torch import Tensor
 
 from equipoise.engine.contract import Batch
 from equipoise.engine.protocol import Payload
-from equipoise.losses import conjoint_prototype_aligned
+from equipoise.losses import conjoint_prototype_aligned, membership
+from equipoise.methods.common import class_means
 from equipoise.methods.fedavg import FedAvgClient
 
 COUNTS_DISCLOSURE = {"class_counts": "number of local training images of each class (only with cpa_global)"}
@@ -28,7 +29,6 @@ class CPAClient(FedAvgClient):
     def build_cpa(self) -> None:
         """Declare the counts (C,) and prototypes (C, D) that the loss reads; a prototype of zeros is unknown."""
         shape = (self.num_classes, self.net.feature_size)
-        self.classes = self.scratch("classes", torch.arange(self.num_classes))
         if self.options.cpa_global:
             self.federation_counts = self.receives("federation_counts", torch.ones(self.num_classes))
         if self.options.cpa_local:
@@ -59,7 +59,7 @@ class CPAClient(FedAvgClient):
 
     def renew_prototypes(self) -> None:
         """After an epoch: the mean feature of each class over its batches (Eq. 10)."""
-        self.local_prototypes.copy_(self.feature_sums / self.feature_counts.clamp(min=1)[:, None])
+        self.local_prototypes.copy_(class_means(self.feature_sums, self.feature_counts))
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         """CPA: the global objective (Eq. 9), the local refinement (Eq. 11) or both; without any, `train.loss`."""
@@ -78,10 +78,6 @@ class CPAClient(FedAvgClient):
     @torch.no_grad()
     def add_features(self, batch: Batch, out: Any) -> None:
         """Add a batch's features (B, D) to the sums of their classes."""
-        members = self.one_hot(batch.label)
+        members = membership(batch.label, self.num_classes, self.feature_sums.dtype)
         self.feature_sums.addmm_(members.T, out.features)
         self.feature_counts.add_(members.sum(0))
-
-    def one_hot(self, labels: Tensor) -> Tensor:
-        """Labels (B,) as rows (B, C), by comparison: `torch.nn.functional.one_hot` may look at them on the host."""
-        return (labels[:, None] == self.classes).float()

@@ -40,7 +40,7 @@ class ClimbServer(FedAvgServer):
 
     def setup(self) -> None:
         super().setup()
-        self.statistics = frozenset(groups(self.build())["statistics"])
+        self.statistics = frozenset(groups(self.new_net())["statistics"])
 
     def start(self, roster: Sequence[str]) -> Conversation:
         self.state.duals = {site: torch.zeros((), dtype=torch.float64) for site in roster}

@@ -36,9 +36,10 @@ def average_by(weights: Sequence[float], replies: Replies, name: str = "model") 
 
 
 def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str] = ()) -> Tensors:
-    """A server step: each entry goes `rate` of the way from its old value to the sites' mean, spared ones all of it.
+    """A server step: each entry goes `rate` of the way from its old value to the sites' mean.
 
-    Spare running statistics: a rate above 1 goes past the mean, which a variance must not.
+    Entries in `spared` take the mean as it is, as running statistics should: a rate above 1 goes past the mean, which
+    a variance must not.
     """
     if rate == 1:
         return mean

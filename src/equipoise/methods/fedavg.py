@@ -11,26 +11,35 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from equipoise.engine.contract import Batch, Client, Method, Server
+from equipoise.engine.contract import Batch, Client, Method, Server, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Train, Value
 from equipoise.methods.common import average
 from equipoise.nets import Net
 
 
-class FedAvgServer(Server):
-    """Averages the entries of the model that sites share."""
+class SharedNet:
+    """What server and client must know alike: which net is trained, and which of its entries travel.
 
-    def setup(self) -> None:
-        net = self.build()
-        self.state.model = {name: net.state_dict()[name] for name in self.shared_entries(net)}
+    A method that changes either does so in a class of this kind, which both its sides inherit.
+    """
 
-    def build(self) -> nn.Module:
-        """The net whose entries are shared, in its first state."""
+    setting: Setting
+
+    def new_net(self) -> Net:
+        """The net in its first state, the same everywhere."""
         return self.setting.new_net()
 
     def shared_entries(self, net: nn.Module) -> Iterable[str]:
         """The state-dict names that travel; all of them here."""
         return net.state_dict().keys()
+
+
+class FedAvgServer(SharedNet, Server):
+    """Averages the entries of the model that sites share."""
+
+    def setup(self) -> None:
+        net = self.new_net()
+        self.state.model = {name: net.state_dict()[name] for name in self.shared_entries(net)}
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         updates = yield Ask("train", sites, model=self.state.model)
@@ -40,7 +49,7 @@ class FedAvgServer(Server):
         return {"model": self.state.model}
 
 
-class FedAvgClient(Client):
+class FedAvgClient(SharedNet, Client):
     """Trains the received net on the local images."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
@@ -55,14 +64,6 @@ class FedAvgClient(Client):
         self.shared = tuple(self.shared_entries(self.net))
         self.receives("model", self.net, self.shared)
         self.phase("main", self.net)
-
-    def new_net(self) -> Net:
-        """The net that is trained, in its first state; the server's `build` gives the same."""
-        return self.setting.new_net()
-
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        """The state-dict names that travel; all of them here."""
-        return net.state_dict().keys()
 
     def train(self, message: Payload) -> Action:
         yield Train()

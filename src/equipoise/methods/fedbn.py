@@ -8,23 +8,27 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartialClient, PartialServer
+from equipoise.methods._personal import PartialClient, PartialNet
+from equipoise.methods.fedavg import FedAvgServer
 
 
-class FedBNServer(PartialServer):
-    """Averages all but the norm layers."""
+class FedBNNet(PartialNet):
+    """Norm layers stay, weights and statistics."""
 
     stays = ("norm", "statistics")
 
 
-class FedBNClient(PartialClient):
+class FedBNServer(FedBNNet, FedAvgServer):
+    """Averages all but the norm layers."""
+
+
+class FedBNClient(FedBNNet, PartialClient):
     """Trains the whole net; its norm layers go on from round to round.
 
     A site that has not trained yet, in round 0 or under partial participation, is measured with norm layers as they
     were first drawn or loaded: statistics of its own come only of training, as in the paper, where all sites train.
     """
 
-    stays = ("norm", "statistics")
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": PartialClient.discloses["train"]
         | {"model": "the net's weights outside norm layers after local training"}

@@ -35,7 +35,7 @@ class FedDynServer(RosterServer):
     def setup(self) -> None:
         super().setup()
         if self.options.alpha:
-            self.state.correction = dict(beside(self.build()).named_buffers())
+            self.state.correction = dict(beside(self.new_net()).named_buffers())
 
     def start(self, roster: Sequence[str]) -> Conversation:
         if self.options.alpha:

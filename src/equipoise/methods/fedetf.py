@@ -22,6 +22,7 @@ from equipoise.engine.protocol import Scan, Tensors, Train, Work
 from equipoise.losses import balanced_softmax, cross_entropy
 from equipoise.methods._cosine import CosineClient, CosineServer, with_cosine_head
 from equipoise.methods.common import shuffled_batches
+from equipoise.methods.fedavg import SharedNet
 from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame
 
@@ -42,25 +43,25 @@ class Options(Table):
     projection_lr: PositiveFloat = Field(0.05, description="learning rate of the projection (SGD, momentum 0.9)")
 
 
-def new_net(setting: Setting) -> Net:
-    """The net with its projection and its simplex, the same everywhere. As wide as the classes, the head projects."""
-    net, options, num_classes = setting.new_net(), setting.options, setting.num_classes
-    size = options.size or num_classes
-    projection = net.head
-    if size != num_classes:
-        projection = setting.seeded("projection", lambda: nn.Linear(net.feature_size, size))
-    simplex = setting.seeded("simplex", lambda: simplex_frame(num_classes, size))
-    return with_cosine_head(net, simplex, options.scale, projection)
+class FedETFNet(SharedNet):
+    """The net with its projection and its simplex. Where the projection is as wide as the classes, the head is it."""
+
+    def new_net(self) -> Net:
+        setting = self.setting
+        net, options, num_classes = setting.new_net(), setting.options, setting.num_classes
+        size = options.size or num_classes
+        projection = net.head
+        if size != num_classes:
+            projection = setting.seeded("projection", lambda: nn.Linear(net.feature_size, size))
+        simplex = setting.seeded("simplex", lambda: simplex_frame(num_classes, size))
+        return with_cosine_head(net, simplex, options.scale, projection)
 
 
-class FedETFServer(CosineServer):
+class FedETFServer(FedETFNet, CosineServer):
     """Averages body, projection and scale; the simplex never changes."""
 
-    def build(self) -> Net:
-        return new_net(self.setting)
 
-
-class FedETFClient(CosineClient):
+class FedETFClient(FedETFNet, CosineClient):
     """Trains under the simplex, which moves only in fine-tuning, of which nothing is kept."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
@@ -74,9 +75,6 @@ class FedETFClient(CosineClient):
     @classmethod
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
         return ("train.loss",)
-
-    def new_net(self) -> Net:
-        return new_net(self.setting)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         """Balanced by local counts, in which a class that the site lacks counts as one image (as released)."""

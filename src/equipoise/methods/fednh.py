@@ -14,10 +14,11 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Setting
+from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Payload, Replies, Scan, Tensors
 from equipoise.methods._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
 from equipoise.methods.common import class_sums, mean_by_class
+from equipoise.methods.fedavg import SharedNet
 from equipoise.nets import Net
 from equipoise.prototypes import orthogonal_frame, simplex_frame
 
@@ -39,19 +40,19 @@ class Options(Table):
     learn_scale: bool = Field(True, description="train the scale with the net")
 
 
-def new_net(setting: Setting) -> Net:
-    """The net with its first prototypes, the same everywhere."""
-    net, options = setting.new_net(), setting.options
-    frame = FRAMES[options.start]
-    prototypes = setting.seeded("prototypes", lambda: frame(setting.num_classes, net.feature_size))
-    return with_cosine_head(net, prototypes, options.scale)
+class FedNHNet(SharedNet):
+    """The net with its first prototypes."""
+
+    def new_net(self) -> Net:
+        setting = self.setting
+        net, options = setting.new_net(), setting.options
+        frame = FRAMES[options.start]
+        prototypes = setting.seeded("prototypes", lambda: frame(setting.num_classes, net.feature_size))
+        return with_cosine_head(net, prototypes, options.scale)
 
 
-class FedNHServer(CosineServer):
+class FedNHServer(FedNHNet, CosineServer):
     """Averages the nets, and infuses the prototypes with what sites found of their classes."""
-
-    def build(self) -> Net:
-        return new_net(self.setting)
 
     def new_vectors(self, updates: Replies) -> Tensors:
         if self.options.rho == 1:
@@ -66,7 +67,7 @@ def smoothed(prototypes: Tensor, means: Tensor, found: Tensor, rho: float) -> Te
     return torch.where(found[:, None], moved, prototypes)
 
 
-class FedNHClient(CosineClient):
+class FedNHClient(FedNHNet, CosineClient):
     """Trains the body under fixed prototypes, and tells where the features of its classes lie after that."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
@@ -81,9 +82,6 @@ class FedNHClient(CosineClient):
     def build(self) -> None:
         self.fixed = (VECTORS,) if self.options.learn_scale else (VECTORS, SCALE)
         super().build()
-
-    def new_net(self) -> Net:
-        return new_net(self.setting)
 
     def train(self, message: Payload) -> Action:
         update = yield from super().train(message)

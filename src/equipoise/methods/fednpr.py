@@ -97,6 +97,11 @@ class PrototypeClient(NprClient):
         yield from super().adapt()
         yield from self.find_subclusters()
 
+    def ready(self) -> Generator[Work, Any, None]:
+        """Find the sub-clusters anew: those of this round belong to the model before its training."""
+        yield from super().ready()
+        yield from self.find_subclusters()
+
     def predict(self, view: str, batch: Batch) -> Tensor:
         npr = self.config.npr
         features = self.npr_sample(batch)["features"]

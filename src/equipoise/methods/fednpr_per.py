@@ -9,20 +9,24 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartialClient, PartialServer
+from equipoise.methods._personal import PartialClient, PartialNet
+from equipoise.methods.fedavg import FedAvgServer
 from equipoise.methods.fednpr import DEFAULTS, PAPER
 
 
-class FedNPRPerServer(PartialServer):
+class FedNPRPerNet(PartialNet):
+    """The classifier stays."""
+
+    stays = ("head",)
+
+
+class FedNPRPerServer(FedNPRPerNet, FedAvgServer):
     """Averages the feature extractor, its batch-norm statistics included (Eq. 7)."""
 
-    stays = ("head",)
 
-
-class FedNPRPerClient(PartialClient):
+class FedNPRPerClient(FedNPRPerNet, PartialClient):
     """Keeps its classifier from round to round; NPR and the balanced softmax come from the method's defaults."""
 
-    stays = ("head",)
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": PartialClient.discloses["train"]
         | {"model": "the feature extractor's weights and batch-norm statistics after local training"}

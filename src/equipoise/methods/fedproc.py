@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Setting
+from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
 from equipoise.losses import prototype_contrastive
 from equipoise.methods._projection import projected_net
 from equipoise.methods.common import average, class_means, class_sums, mean_by_class
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.nets import Net
 
 
@@ -36,12 +36,15 @@ class Options(Table):
     )
 
 
-def fedproc_net(setting: Setting) -> Net:
+class FedProcNet(SharedNet):
     """The net with FedProc's projection; without a contrast, the plain net."""
-    return projected_net(setting, setting.options.projection if setting.options.alpha else 0, unit=True)
+
+    def new_net(self) -> Net:
+        options = self.setting.options
+        return projected_net(self.setting, options.projection if options.alpha else 0, unit=True)
 
 
-class FedProcServer(FedAvgServer):
+class FedProcServer(FedProcNet, FedAvgServer):
     """Keeps the prototypes (C, D): the mean feature of each class over all sites, and which classes have one."""
 
     def setup(self) -> None:
@@ -50,9 +53,6 @@ class FedProcServer(FedAvgServer):
             features = self.state.model["head.weight"]  # (C, D), the shape of the prototypes
             self.state.prototypes = torch.zeros_like(features)
             self.state.known = torch.zeros_like(features[:, 0], dtype=torch.bool)
-
-    def build(self) -> nn.Module:
-        return fedproc_net(self.setting)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         if not self.options.alpha:
@@ -77,7 +77,7 @@ class FedProcServer(FedAvgServer):
         return self.options.alpha * (1 - (number - 1) / self.setting.config.train.rounds) if number > 1 else 0.0
 
 
-class FedProcClient(FedAvgClient):
+class FedProcClient(FedProcNet, FedAvgClient):
     """Trains by both losses, then tells the mean feature of each of its classes."""
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
@@ -90,9 +90,6 @@ class FedProcClient(FedAvgClient):
             "class_counts": "number of local training images of each class",
         }
     }
-
-    def new_net(self) -> Net:
-        return fedproc_net(self.setting)
 
     def build(self) -> None:
         super().build()

@@ -13,7 +13,8 @@ from pydantic import Field, PositiveInt
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Payload, Train
-from equipoise.methods._personal import PartialClient, PartialServer
+from equipoise.methods._personal import PartialClient, PartialNet
+from equipoise.methods.fedavg import FedAvgServer
 
 
 class Options(Table):
@@ -25,16 +26,19 @@ class Options(Table):
     )
 
 
-class FedRepServer(PartialServer):
+class FedRepNet(PartialNet):
+    """The head stays."""
+
+    stays = ("head",)
+
+
+class FedRepServer(FedRepNet, FedAvgServer):
     """Averages the body, its norm layers included."""
 
-    stays = ("head",)
 
-
-class FedRepClient(PartialClient):
+class FedRepClient(FedRepNet, PartialClient):
     """Trains head and body one after the other."""
 
-    stays = ("head",)
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": PartialClient.discloses["train"]
         | {"model": "the body's weights and batch-norm statistics after local training"}

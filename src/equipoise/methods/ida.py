@@ -33,7 +33,7 @@ class IDAServer(FedAvgServer):
 
     def setup(self) -> None:
         super().setup()
-        self.parameters = all_but(self.build(), "statistics")
+        self.parameters = all_but(self.new_net(), "statistics")
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         updates = yield Ask("train", sites, model=self.state.model)

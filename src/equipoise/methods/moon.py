@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from pydantic import Field, PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, PerBatch, Setting
+from equipoise.engine.contract import Batch, Method, PerBatch
 from equipoise.engine.protocol import Action, Payload
 from equipoise.losses import model_contrastive
 from equipoise.methods._projection import projected_net
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.nets import Net
 
 
@@ -32,23 +32,20 @@ class Options(Table):
     )
 
 
-def moon_net(setting: Setting) -> Net:
+class MoonNet(SharedNet):
     """The net with MOON's projection; without a contrast, the plain net."""
-    return projected_net(setting, setting.options.projection if setting.options.mu else 0)
-
-
-class MoonServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-    def build(self) -> nn.Module:
-        return moon_net(self.setting)
-
-
-class MoonClient(FedAvgClient):
-    """Keeps its model of the round before, and compares features with it and with the received model, both frozen."""
 
     def new_net(self) -> Net:
-        return moon_net(self.setting)
+        options = self.setting.options
+        return projected_net(self.setting, options.projection if options.mu else 0)
+
+
+class MoonServer(MoonNet, FedAvgServer):
+    """Averages as FedAvg does."""
+
+
+class MoonClient(MoonNet, FedAvgClient):
+    """Keeps its model of the round before, and compares features with it and with the received model, both frozen."""
 
     def build(self) -> None:
         super().build()

@@ -39,7 +39,7 @@ class PFedMeServer(FedAvgServer):
 
     def setup(self) -> None:
         super().setup()
-        self.statistics = frozenset(groups(self.build())["statistics"])
+        self.statistics = frozenset(groups(self.new_net())["statistics"])
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         updates = yield Ask("train", sites, model=self.state.model)

@@ -30,7 +30,7 @@ from equipoise.engine.protocol import (
     Value,
     Work,
 )
-from equipoise.losses import mutual_kl
+from equipoise.losses import membership, mutual_kl
 from equipoise.methods._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, CPAClient
 from equipoise.methods._prr_fourier import layer_kinds, merge_deputies
 from equipoise.methods._prr_options import PRROptions
@@ -261,9 +261,10 @@ class PRRClient(CPAClient):
     @torch.no_grad()
     def count_predictions(self, batch: Batch, out: Any) -> None:
         """Add the batch to both models' confusion matrices of this epoch."""
-        true = self.one_hot(batch.label).T
-        self.personal_confusion.addmm_(true, self.one_hot(out.logits.argmax(1)))
-        self.deputy_confusion.addmm_(true, self.one_hot(out.deputy_logits.argmax(1)))
+        labels = (batch.label, out.logits.argmax(1), out.deputy_logits.argmax(1))
+        true, personal, deputy = (membership(some, self.num_classes, self.personal_confusion.dtype) for some in labels)
+        self.personal_confusion.addmm_(true.T, personal)
+        self.deputy_confusion.addmm_(true.T, deputy)
 
     # ---- prediction ----------------------------------------------------------------------------------
 

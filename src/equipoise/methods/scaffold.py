@@ -32,7 +32,7 @@ class ScaffoldServer(RosterServer):
 
     def setup(self) -> None:
         super().setup()
-        net = self.build()
+        net = self.new_net()
         self.statistics = frozenset(groups(net)["statistics"])
         self.state.variate = dict(beside(net).named_buffers())
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartialClient, PartialServer
+from equipoise.methods._personal import PartialClient, PartialNet
+from equipoise.methods.fedavg import FedAvgServer
 
 
-class SiloBNServer(PartialServer):
-    """Averages all weights and no statistics."""
+class SiloBNNet(PartialNet):
+    """Only the running statistics stay."""
 
     stays = ("statistics",)
 
 
-class SiloBNClient(PartialClient):
+class SiloBNServer(SiloBNNet, FedAvgServer):
+    """Averages all weights and no statistics."""
+
+
+class SiloBNClient(SiloBNNet, PartialClient):
     """Trains the received weights; its statistics go on from round to round.
 
     A site that has not trained yet, in round 0 or under partial participation, is measured with the net's first
     statistics: it has none of its own.
     """
 
-    stays = ("statistics",)
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": PartialClient.discloses["train"] | {"model": "the net's weights after local training"}
     }

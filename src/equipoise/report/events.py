@@ -53,13 +53,14 @@ class SiteRound(Event):
 
 
 class Round(Event):
-    """One completed round; `missing` says why a site was left out of it."""
+    """A completed round; `missing` says why a site was left out of it, `entries` how many bytes a site sent of what."""
 
     round: int
     seconds: float
     lr: float | None = None
     sites: dict[str, SiteRound] = Field(default_factory=dict)
     missing: dict[str, str] = Field(default_factory=dict)
+    entries: dict[str, float] = Field(default_factory=dict)
 
 
 class Evaluation(Event):

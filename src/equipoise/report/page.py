@@ -32,6 +32,7 @@ from equipoise.report.tables import (
     to_csv,
     to_latex,
 )
+from equipoise.storage import replacing
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,9 @@ def _data_link(text: str, kind: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write under a temporary name and rename, so that no half-written report is ever seen."""
-    partial = path.with_name(path.name + ".part")
+    """Write a file of the report where the user wants it; a folder that is not there is likely misspelt."""
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"Cannot write {path}: {error.strerror}. Choose another place with --out.") from error

@@ -32,6 +32,16 @@ COLUMNS = (
 SITE_COLUMNS = tuple(column for column in COLUMNS if column.key not in ("worst_site", "spread"))
 METRIC_TITLES = {column.key: column.title for column in COLUMNS} | {"loss": "Loss"}
 SCOPE_TITLES = {"mean": "mean over sites", "pooled": "pooled", "cohort": "cohort", "site": "site"}
+#: headings that fit a narrow terminal
+SHORT_TITLES = {
+    "balanced_accuracy": "bal.\nacc.",
+    "macro_f1": "macro\nF1",
+    "accuracy": "acc.",
+    "balanced_auc": "bal.\nAUC",
+    "worst_class_recall": "worst\nclass",
+    "worst_site": "worst\nsite",
+    "spread": "s.d.\nsites",
+}
 
 
 RivalKey = tuple[str, str, str | None]

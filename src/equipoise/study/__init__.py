@@ -1,5 +1,12 @@
 """Studies: grids of runs that end in tables, with statistics and the papers' numbers beside ours."""
 
-from equipoise.study.config import StudyConfig, load_study, study_names
+from typing import TYPE_CHECKING
+
+from equipoise._lazy import on_demand
+
+if TYPE_CHECKING:
+    from equipoise.study.config import StudyConfig, load_study, study_names
 
 __all__ = ["StudyConfig", "load_study", "study_names"]
+
+__getattr__ = on_demand(__name__, __all__, "config")

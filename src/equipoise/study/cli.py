@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,27 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.config import Config
-from equipoise.engine.files import claimed_folder
 from equipoise.errors import UserError
-from equipoise.methods import method_names
-from equipoise.report.tables import METRIC_TITLES
-from equipoise.study.config import (
-    DECIDED,
-    Cell,
-    StudyConfig,
-    cell_config,
-    check_different,
-    grid,
-    load_study,
-    study_names,
-)
-from equipoise.study.progress import GridProgress
-from equipoise.study.remarks import leaks
-from equipoise.study.report import write_study
-from equipoise.study.results import RowResult, StudyResults, collect
-from equipoise.study.runner import Outcome, is_finished, run_grid
-from equipoise.study.tables import cell, tests_notes
+
+if TYPE_CHECKING:
+    from equipoise.config import Config
+    from equipoise.study.config import Cell, StudyConfig
+    from equipoise.study.results import StudyResults
+    from equipoise.study.runner import Outcome
+    from equipoise.study.table import StudyTable
 
 console = Console()
 
@@ -56,8 +43,12 @@ def study(
     plan: Annotated[bool, typer.Option("--plan", help="show the rows and their seeds, run nothing")] = False,
     keep: Annotated[bool, typer.Option("--keep-checkpoints", help="also of finished runs")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="run nothing, write anew")] = False,
+    track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
+    from equipoise.study.config import grid, load_study
+    from equipoise.study.runner import Outcome
+
     if source == "list":
         list_studies()
         return
@@ -65,7 +56,9 @@ def study(
     folder = out / config.name
     outcome = Outcome()
     if report_only:
-        _refuse_idle(only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds, plan=plan)
+        _refuse_idle(
+            only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds, plan=plan, track=track
+        )
     else:
         if limit_seconds is not None and not math.isfinite(limit_seconds):
             raise UserError(f"--limit-seconds {limit_seconds}: expected a number of seconds")
@@ -78,15 +71,37 @@ def study(
         if plan:
             print_plan(cells)
             return
-        _refuse_tables_of_other_runs(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with GridProgress(console, planned) as display:
-            outcome = run_grid(planned, display, together, limit_seconds, keep)
+        outcome = _run(planned, folder, together, limit_seconds, keep, track or [])
     _conclude(config, folder, outcome, report_only)
+
+
+def _run(
+    planned: Sequence[tuple[Cell, Config]],
+    folder: Path,
+    together: int,
+    limit_seconds: float | None,
+    keep: bool,
+    track: Sequence[str],
+) -> Outcome:
+    """Run the grid under the eyes of the display and of the trackers."""
+    from equipoise.study.progress import GridProgress
+    from equipoise.study.runner import run_grid
+    from equipoise.study.tracking import TrackedGrid
+    from equipoise.tracking import check_trackers
+
+    names = check_trackers(track)
+    _refuse_tables_of_other_runs(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with GridProgress(console, planned) as display, TrackedGrid(display, names) as tracked:
+        return run_grid(planned, tracked, together, limit_seconds, keep)
 
 
 def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:
     """Write and show what there is, and say what came of the runs."""
+    from equipoise.engine.files import claimed_folder
+    from equipoise.study.report import write_study
+    from equipoise.study.results import collect
+
     with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
         results = collect(config, folder)
         if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
@@ -118,6 +133,9 @@ def _refuse_idle(**options: object) -> None:
 
 def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]) -> list[tuple[Cell, Config]]:
     """The runs with their configs; settings of the command line must concern some row, and not what rows decide."""
+    from equipoise.methods import method_names
+    from equipoise.study.config import DECIDED, cell_config
+
     methods = {cell.row.method for cell in cells}
     for setting in settings:
         key = setting.partition("=")[0].strip()
@@ -144,6 +162,8 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
 
 def print_plan(cells: Sequence[Cell]) -> None:
     """The runs of the grid, row by row, with what has been done."""
+    from equipoise.study.runner import is_finished
+
     table = Table("row", "method", "data", "finished", "to run", box=SIMPLE_HEAD)
     rows: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
     for one in cells:
@@ -169,6 +189,8 @@ def _numbers(text: str | None) -> list[int] | None:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text!r}: expected numbers, for example 1,2,3") from None
+    from equipoise.study.config import check_different
+
     try:
         check_different(numbers, "--seeds")
     except ValueError as problem:
@@ -178,6 +200,8 @@ def _numbers(text: str | None) -> list[int] | None:
 
 def list_studies() -> None:
     """Name the studies that come with the package, with their runs: those of the first wave, and all."""
+    from equipoise.study.config import grid, load_study, study_names
+
     table = Table("study", "what it is", "rows", "runs", "in full", box=SIMPLE_HEAD)
     for name in study_names():
         found = load_study(name)
@@ -188,24 +212,29 @@ def list_studies() -> None:
 
 def print_tables(results: StudyResults) -> None:
     """The study's tables on the console."""
+    from equipoise.study.table import tables_of
+
     for data in results.data_names:
-        for name in results.study.tables:
-            rows = [row for row in results.of(data, name) if row.runs]
-            if rows:
-                _print_table(results, rows, ", ".join(text for text in (results.study.name, name, data) if text))
+        for table in tables_of(results, data):
+            if any(row.runs for row in table.rows):
+                _print_table(table)
 
 
-def _print_table(results: StudyResults, rows: list[RowResult], title: str) -> None:
-    table = Table("method", "seeds", title=escape(f"{title}: {results.part}, %"), box=SIMPLE_HEAD)
-    table.columns[0].overflow = "fold"
-    for metric in results.study.metrics:
-        table.add_column(METRIC_TITLES[metric], justify="right")
+def _print_table(table: StudyTable) -> None:
+    from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
+    from equipoise.study.remarks import leaks
+
+    results = table.results
+    title = ", ".join(text for text in (results.study.name, table.name, table.data) if text)
+    shown = Table("method", "seeds", title=escape(f"{title}: {results.part}, %"), box=SIMPLE_HEAD)
+    shown.columns[0].overflow = "fold"
+    columns = [column for column in table.columns if not column.paper]
+    for column in columns:
+        shown.add_column(SHORT_TITLES.get(column.metric, METRIC_TITLES[column.metric]), justify="right")
+    rows = [row for row in table.rows if row.runs]
     for row in rows:
-        cells = []
-        for metric in results.study.metrics:
-            text = cell(results, row, metric, paper=False)
-            cells.append(f"[bold]{text}[/]" if results.is_best(row, rows, metric) else text)
-        table.add_row(row.row.name, str(len(row.runs)), *cells)
-    console.print(table)
-    for note in [results.rule, results.scope, *leaks(rows), *tests_notes(results, rows)]:
+        texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
+        shown.add_row(row.row.name, str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
+    console.print(shown)
+    for note in [results.rule, results.scope, *leaks(rows), *([table.tests_note] if table.tests_note else [])]:
         console.print(escape(note), highlight=False, style="dim")

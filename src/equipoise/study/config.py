@@ -106,6 +106,7 @@ class StudyConfig(Table):
     seeds: tuple[Seed, ...] = (1,)
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
     paper: str = Field("", description="where the paper's numbers stand")
+    paper_label: str = Field("paper", description="what heads the columns of the paper's numbers")
     differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
     all_methods: bool = Field(False, strict=True, description="a row for every registered method that no row names")
     data: tuple[DataSet, ...] = ()

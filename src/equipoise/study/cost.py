@@ -1,51 +1,101 @@
-"""What a run's net costs: its size, and the floating-point operations of predicting one image."""
+"""What a row costs: size and operations of its net, what sites send, and time, beside FedAvg's in the same study."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+from equipoise.report.summary import duration, traffic
+from equipoise.study.results import StudyResults
+from equipoise.study.rows import RowResult
+from equipoise.study.statistics import Spread
 
-from equipoise.errors import UserError
-from equipoise.nets import NetConfig, build_net
+COST_TITLES = (
+    "Parameters",
+    "Model",
+    "FLOPs per image",
+    "Sent per round",
+    "Received per round",
+    "Seconds per round",
+    "Time per run",
+    "Relative time",
+    "Relative traffic",
+)
+COST_CAPTION = "Cost: the net, traffic of a site, and clock time; relative to fedavg in the last columns."
+#: a share below this has no digit left with two decimals
+SMALL_SHARE = 0.01
 
 
-@dataclass(frozen=True)
-class NetCost:
-    """Parameters, bytes of the whole state (batch-norm statistics too) and operations per image."""
+def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
+    """Size, operations, traffic and time of a row, and the last two relative to the row `fedavg`, if there is one.
 
-    parameters: int
-    model_bytes: int
-    flops: int
-
-
-def net_cost(start: Mapping[str, Any]) -> NetCost | None:
-    """The cost of the net of a run, from its start event; None where the net cannot be built here.
-
-    Operations are those of convolutions and matrix products, a multiplication and an addition counted as two.
+    Runs that share a device wait for each other: their times do not compare methods.
     """
-    config = start["config"]
-    size = config["augment"]["size"] or start["image_size"]
-    net = NetConfig.model_validate({**config["net"], "weights": "none"})
-    try:
-        return _measure(net.model_dump_json(), len(start["classes"]), start["channels"], size)
-    except UserError:  # a package of the net is missing on this machine
-        return None
+    base = next((r for r in results.of(row.data) if r.row.name == "fedavg" and r.runs), None)
+    net = row.runs[0].cost
+    return {
+        "parameters": net.parameters if net else row.runs[0].record.start.parameters,
+        "model_bytes": net.model_bytes if net else None,
+        "flops_per_image": net.flops if net else None,
+        "sent_per_round": row.traffic("sent"),
+        "sent_by_entry": row.sent_by_entry,
+        "received_per_round": row.traffic("received"),
+        "seconds_per_round": row.seconds.mean if row.seconds else None,
+        "seconds": row.duration.mean if row.duration else None,
+        "together": row.together,
+        "relative_seconds": _ratio(row.seconds, base.seconds) if base and base.together == row.together == 1 else None,
+        "relative_traffic": _relative_traffic(row, base) if base and not row.pooled else None,
+    }
 
 
-@cache
-def _measure(net_json: str, classes: int, channels: int, size: int) -> NetCost:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        net = build_net(NetConfig.model_validate_json(net_json), classes, channels).eval()
-        with FlopCounterMode(display=False) as counter:
-            net(torch.zeros(1, channels, size, size))
-    state = net.state_dict().values()
-    return NetCost(
-        parameters=sum(p.numel() for p in net.parameters()),
-        model_bytes=sum(t.numel() * t.element_size() for t in state),
-        flops=counter.get_total_flops(),
-    )
+def _ratio(own: Spread | None, base: Spread | None) -> float | None:
+    return own.mean / base.mean if own and base and base.mean else None
+
+
+def _relative_traffic(row: RowResult, base: RowResult) -> float | None:
+    own, whole = (sum(each.traffic(way) or 0 for way in ("sent", "received")) for each in (row, base))
+    return own / whole if whole else None
+
+
+def cost_cells(results: StudyResults, row: RowResult) -> list[str]:
+    """Size, operations, traffic and time in words, under `COST_TITLES`."""
+    own = cost(results, row)
+
+    def told(key: str, form: Callable[[Any], str]) -> str:
+        return form(own[key]) if own[key] is not None else "–"
+
+    return [
+        told("parameters", "{:,}".format),
+        told("model_bytes", traffic),
+        told("flops_per_image", "{:.3g}".format),
+        told("sent_per_round", traffic) + _entries(own["sent_by_entry"]),
+        told("received_per_round", traffic),
+        told("seconds_per_round", "{:.2f}".format),
+        told("seconds", duration),
+        told("relative_seconds", _share),
+        told("relative_traffic", _share),
+    ]
+
+
+def _entries(sizes: dict[str, float]) -> str:
+    """What makes up the traffic, where it is more than one thing of some size."""
+    told = [f"{entry} {traffic(size)}" for entry, size in sizes.items() if size > 8]  # a count is no news
+    return f" ({', '.join(told)})" if len(told) > 1 else ""
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value == 0 or value >= SMALL_SHARE else f"{value:.1g}"
+
+
+def shared_times(rows: Sequence[RowResult]) -> list[str]:
+    """What to know about the times of runs that shared a device; nothing where none did."""
+    shared = max((row.together for row in rows), default=1)
+    if shared == 1:
+        return []
+    return [f"Up to {shared} runs shared the device and waited for each other: times compare no methods."]
+
+
+def pooled_rows(rows: Sequence[RowResult]) -> list[str]:
+    """What to know about rows that train on all images at one place."""
+    names = [row.row.name for row in rows if row.runs and row.pooled]
+    return [f"{', '.join(names)}: no model travels, but all images would."] if names else []

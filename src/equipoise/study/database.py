@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from equipoise.storage import replacing
 from equipoise.study.results import RunResult, StudyResults
 
 SCHEMA = """
@@ -31,10 +32,8 @@ CREATE INDEX results_by_metric ON results (metric, scope, view);
 
 def write_database(results: StudyResults, path: Path) -> None:
     """Write all finished runs, as fractions; the file is replaced whole."""
-    partial = path.with_name(path.name + ".part")
-    partial.unlink(missing_ok=True)
-    connection = sqlite3.connect(partial)
-    try:
+    with replacing(path) as draft, closing(sqlite3.connect(draft)) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")  # nobody rolls a draft back
         connection.executescript(SCHEMA)
         for run in results.runs:
             _insert(connection, "runs", [_run(results.study.name, run)])
@@ -42,9 +41,6 @@ def write_database(results: StudyResults, path: Path) -> None:
             _insert(connection, "curves", _curves(run))
             _insert(connection, "traffic", _traffic(run))
         connection.commit()
-    finally:
-        connection.close()
-    os.replace(partial, path)
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:

@@ -27,8 +27,10 @@ from equipoise.report.plotting import (
     round_axis,
 )
 from equipoise.report.tables import METRIC_TITLES
+from equipoise.study.config import Metric
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult, RunResult
+from equipoise.study.statistics import Spread
 
 PAPER = PALETTE[1]
 MOST_CLASSES = 6
@@ -47,7 +49,7 @@ def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
             if metric not in row.scores:
                 continue
             score = row.scores[metric]
-            ax.errorbar(score.mean, place, xerr=score.std, color=ACCENT, marker="o", markersize=4.5, elinewidth=1.4)
+            ax.errorbar(score.mean, place, xerr=_bar(score), color=ACCENT, marker="o", markersize=4.5, elinewidth=1.4)
             seeds = list(row.values(metric, by_site=False).values())
             ax.plot(seeds, [place] * len(seeds), "|", color=ACCENT_LIGHT, markersize=8, zorder=1.5)
             if metric in row.row.paper:
@@ -86,13 +88,18 @@ def curve_view(run: RunResult, row: RowResult) -> str:
 
 def retrogress_panels(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """A panel per row: the mean drop after communication, its band over seeds; the other rows in grey."""
-    metric = results.study.primary
-    metric = "balanced_accuracy" if metric in ("balanced_auc", "ece") else metric
+    metric = retrogress_metric(results)
 
     def curve(run: RunResult, row: RowResult) -> Curve:
         return mean_curve(retrogress(run.record, metric))
 
     return _small_multiples(rows, curve, "Drop (points)", zero=True)
+
+
+def retrogress_metric(results: StudyResults) -> Metric:
+    """The score whose drop is drawn: the primary one, unless training rounds do not measure it."""
+    primary = results.study.primary
+    return "balanced_accuracy" if primary in ("balanced_auc", "ece") else primary
 
 
 def _small_multiples(
@@ -147,7 +154,7 @@ def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | N
             if name in row.recall:
                 value = row.recall[name]
                 ax.plot([0, value.mean], [place, place], color=ACCENT_LIGHT, linewidth=1.2)
-                ax.errorbar(value.mean, place, xerr=value.std, color=ACCENT, marker="o", markersize=4)
+                ax.errorbar(value.mean, place, xerr=_bar(value), color=ACCENT, marker="o", markersize=4)
         ax.set(title=f"{plain(name, 16)} ({totals[name]:,})", xlim=(-3, 103), xlabel="Recall (%)")
     return figure
 
@@ -164,10 +171,44 @@ def rank_plot(results: StudyResults) -> Figure | None:
         mean = float(np.mean(own[name]))
         ax.plot(own[name], [place] * len(own[name]), "o", color=ACCENT_LIGHT, markersize=4)
         ax.plot(mean, place, "o", color=ACCENT, markersize=6.5)
-        ax.annotate(f"{mean:.2f}", (mean, place), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
+        margin = (1.01, place)  # beside the axes: dots would lie under it elsewhere
+        ax.annotate(f"{mean:.2f}", margin, xycoords=ax.get_yaxis_transform(), va="center", fontsize=7.5)
     _name_rows(ax, names)
     ax.set(xlabel="Rank (1 is best)", xlim=(0.5, len(names) + 0.5))
     return figure
+
+
+def over_data(results: StudyResults) -> Figure | None:
+    """A panel per row: its main score on each data set, in the study's order; the other rows in grey."""
+    metric, names = results.study.primary, results.data_names
+    scores: dict[str, dict[int, Spread]] = {}
+    for row in results.rows:
+        if metric in row.scores:
+            scores.setdefault(row.row.name, {})[names.index(row.data)] = row.scores[metric]
+    if len(names) < 2 or not scores:
+        return None
+    height, width = grid_shape(len(scores), 5)
+    figure = canvas(FULL_WIDTH, 0.6 + 1.55 * height)
+    panels = figure.subplots(height, width, squeeze=False, sharex=True, sharey=True)
+    for ax, (name, own) in zip(panels.flat, scores.items()):
+        for other in (each for each in scores if each != name):
+            ax.plot(list(scores[other]), [each.mean for each in scores[other].values()], color=FAINT, linewidth=0.8)
+        deviations = [each.std or 0.0 for each in own.values()]
+        means = [each.mean for each in own.values()]
+        ax.errorbar(list(own), means, yerr=deviations, color=ACCENT, marker="o", markersize=3.5, linewidth=1.5)
+        ax.set_title(plain(name))
+    for ax in lowest_panels(panels, len(scores)):
+        ax.set_xticks(range(len(names)), [plain(name, 12) for name in names], rotation=45, ha="right")
+    for ax in panels[:, 0]:
+        ax.set_ylabel(f"{METRIC_TITLES[metric]} (%)")
+    return figure
+
+
+def _bar(score: Spread) -> list[list[float]] | None:
+    """A deviation to either side of a mean in per cent, cut where no score can be; nothing for one seed."""
+    if score.std is None:
+        return None
+    return [[min(score.std, score.mean)], [min(score.std, 100 - score.mean)]]
 
 
 def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equipoise.data.splits import SHARED
 from equipoise.study.config import grid
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult, RunResult, holders
-
-#: how every warning of groups (patients, lesions) that lie in two parts of a split words it
-LEAK = "groups are also in"
 
 
 def warnings(rows: Sequence[RowResult]) -> list[str]:
@@ -24,7 +22,7 @@ def warnings(rows: Sequence[RowResult]) -> list[str]:
 
 def leaks(rows: Sequence[RowResult]) -> list[str]:
     """Those of the warnings that speak of groups shared between training and evaluation."""
-    return [text for text in warnings(rows) if LEAK in text]
+    return [text for text in warnings(rows) if SHARED in text]
 
 
 def _seeds(results: StudyResults) -> dict[tuple[str, str], set[int]]:

@@ -10,32 +10,20 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from equipoise import __version__, report
-from equipoise.engine.files import write_text
 from equipoise.report.figures import federation_bubbles, sites_shown
 from equipoise.report.page import Picture, picture
 from equipoise.report.plotting import style
 from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
+from equipoise.storage import write_text
 from equipoise.study import figures, remarks
-from equipoise.study.config import METRICS
+from equipoise.study.cost import shared_times
 from equipoise.study.database import write_database
+from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult
-from equipoise.study.tables import (
-    COST_TITLES,
-    caption,
-    cell,
-    cost_cells,
-    has_paper,
-    notes,
-    number,
-    shared_times,
-    shown_columns,
-    summary,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from equipoise.study.summary import summary
+from equipoise.study.table import StudyTable, number, side_tables, tables_of
 
 
 def write_study(results: StudyResults, folder: Path) -> None:
@@ -60,6 +48,7 @@ def render(results: StudyResults) -> str:
     with style():
         sections = [_section(results, place, data) for place, data in enumerate(results.data_names, start=1)]
         ranks = picture("ranks", figures.rank_plot(results), _ranks_caption(results))
+        over_data = picture("over-data", figures.over_data(results), _over_data_caption(results))
     return environment.get_template("study.html").render(
         study=results.study,
         results=results,
@@ -68,6 +57,7 @@ def render(results: StudyResults) -> str:
         warnings=remarks.warnings(results.rows),
         sections=sections,
         ranks=ranks,
+        over_data=over_data,
         runs=_runs(results),
         titles=METRIC_TITLES,
         number=number,
@@ -87,7 +77,7 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
         ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),
-        ("Differs" if has_paper(results) else "Notes", study.differs),
+        ("Differs" if results.has_paper else "Notes", study.differs),
         ("Changed", results.deviations),
         (
             "Time",
@@ -107,6 +97,10 @@ def _ranks_caption(results: StudyResults) -> str:
     return f"{text}; {without}." if without else f"{text}."
 
 
+def _over_data_caption(results: StudyResults) -> str:
+    return f"{METRIC_TITLES[results.study.primary]} by data set, mean over seeds, with a deviation over seeds."
+
+
 def _runs(results: StudyResults) -> list[tuple[Any, str, str]]:
     found = []
     for row in results.rows:
@@ -124,30 +118,23 @@ def _section(results: StudyResults, place: int, data: str) -> dict[str, Any]:
     return {
         "id": f"data{place}",
         "title": data or "Results",
-        "tables": [_table(results, data, table) for table in results.study.tables],
-        "tests": results.comparisons[data],
-        "places": _places(results, rows),
+        "tables": [_table(table) for table in tables_of(results, data)],
+        "sides": side_tables(results, data),
         "pictures": _pictures(results, rows, f"data{place}"),
+        "undrawn": _undrawn(rows),
     }
 
 
-def _table(results: StudyResults, data: str, table: str) -> dict[str, Any]:
-    rows = results.of(data, table)
-    columns = shown_columns(results, rows)
+def _table(table: StudyTable) -> dict[str, Any]:
     return {
-        "caption": caption(results, data, table),
-        "columns": columns,
-        "validation": _validation_title(rows),
-        "notes": notes(results, rows, alone=False),
+        "caption": table.caption,
+        "heads": table.heads,
+        "validation": _validation_title(table.rows),
+        "notes": table.notes(alone=False),
+        "tests": table.comparisons,
         "rows": [
-            (
-                row,
-                [
-                    (cell(results, row, metric, paper), not paper and results.is_best(row, rows, metric))
-                    for metric, paper in columns
-                ],
-            )
-            for row in rows
+            (row, [(table.cell(row, column), table.is_best(row, column)) for column in table.columns])
+            for row in table.rows
         ],
     }
 
@@ -157,47 +144,6 @@ def _validation_title(rows: Sequence[RowResult]) -> str:
     chosen = [selection for row in rows for run in row.runs if (selection := run.record.selection)]
     metrics = dict.fromkeys(METRIC_TITLES.get(selection.metric, selection.metric) for selection in chosen)
     return f"{' or '.join(metrics)}, validation" if metrics else "Validation"
-
-
-def _places(results: StudyResults, rows: Sequence[RowResult]) -> list[dict[str, Any]]:
-    """Further tables: the primary metric by site, unseen cohorts, costs."""
-    rows = [row for row in rows if row.runs]
-    if not rows:
-        return []
-    primary = results.study.primary
-    sites = list(dict.fromkeys(site for row in rows for site in row.places("site")))
-    tables = []
-    if results.study.scope != "common" and len(sites) > 1:
-        lines = [
-            (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites])
-            for row in rows
-        ]
-        tables.append({"caption": f"{METRIC_TITLES[primary]} by site.", "columns": sites, "rows": lines})
-    for cohort in dict.fromkeys(cohort for row in rows for cohort in row.places("cohort")):
-        tables.append(_cohort(results, rows, cohort))
-    text = "Cost: the net, traffic of a site, and clock time; relative to fedavg in the last columns."
-    lines = [(row.row.name, cost_cells(results, row)) for row in rows]
-    return [*tables, {"caption": " ".join([text, *shared_times(rows)]), "columns": COST_TITLES, "rows": lines}]
-
-
-def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> dict[str, Any]:
-    """An unseen cohort: the personal model of the first site, or else the global model."""
-    columns = [(metric, False) for metric in results.study.metrics]
-    columns += [(metric, True) for metric in METRICS if any(metric in row.row.paper_cohort for row in rows)]
-    lines = []
-    for row in rows:
-        view = row.places("cohort").get(cohort, "")
-        scores = row.scores_of(view, "cohort", cohort)
-        cells = [
-            f"{row.row.paper_cohort[metric]:.2f}"
-            if paper and metric in row.row.paper_cohort
-            else number(None if paper else scores.get(metric))
-            for metric, paper in columns
-        ]
-        lines.append((row.row.name, [view, *cells]))
-    titles = ["Model", *(METRIC_TITLES[metric] + (", paper" if paper else "") for metric, paper in columns)]
-    text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
-    return {"caption": text, "columns": titles, "rows": lines}
 
 
 def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> list[Picture]:
@@ -224,8 +170,8 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-retrogress",
             figures.retrogress_panels(results, rows),
-            "Retrogress: what the model right after local training loses when the round ends, on validation data. "
-            "Above zero, communication made models worse.",
+            "Retrogress: what the model right after local training loses when the round ends, on validation data "
+            f"({METRIC_TITLES[figures.retrogress_metric(results)]}). Above zero, communication made models worse.",
         ),
         picture(
             f"{prefix}-cost",
@@ -242,6 +188,17 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         else None,
     ]
     return [each for each in drawn if each]
+
+
+def _undrawn(rows: Sequence[RowResult]) -> str:
+    """Why the curves of retrogress are missing; nothing where they are not."""
+    runs = [run.record for row in rows for run in row.runs]
+    if not runs or any(scored.view == "trained" and scored.part == "valid" for r in runs for scored in r.evaluations):
+        return ""
+    return (
+        "No curves of retrogress: these runs did not score models on validation images right after local training "
+        "(evaluation.trained = false)."
+    )
 
 
 def _scores_caption(part: str, rows: Sequence[RowResult]) -> str:

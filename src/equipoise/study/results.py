@@ -1,4 +1,4 @@
-"""A study read from its folder: rows with their finished runs, tests between them, ranks, how rounds were chosen."""
+"""A study read from its folder: rows with their finished runs, ranks, how rounds were chosen."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from equipoise.config import EvaluationConfig
 from equipoise.errors import UserError, first_line
 from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
-from equipoise.study.config import Cell, Metric, StudyConfig, cell_config, deviations, known_cells
+from equipoise.study.config import Cell, StudyConfig, cell_config, deviations, known_cells
 from equipoise.study.rows import RowResult, RunResult, holders
 from equipoise.study.runner import REMEDY, DamagedRun, is_finished, shared_with
-from equipoise.study.statistics import ROUNDING, Comparison, Ranking, compare_with_best, ranking
+from equipoise.study.statistics import Ranking, ranking
 
 HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
 SCOPE_SENTENCES = {
@@ -66,29 +66,10 @@ class StudyResults:
         """The rows of one data set, and of one table."""
         return [r for r in self.rows if r.data == data and (table is None or table in (r.row.tables or ("",)))]
 
-    def best(self, rows: Sequence[RowResult], metric: Metric) -> RowResult | None:
-        """The row with the best mean."""
-        known = [row for row in rows if metric in row.scores]
-        sign = 1 if HIGHER_IS_BETTER[metric] else -1
-        return max(known, key=lambda row: sign * row.scores[metric].mean, default=None)
-
-    def is_best(self, row: RowResult, rows: Sequence[RowResult], metric: Metric) -> bool:
-        """True for every row whose mean is that of the best one."""
-        best = self.best(rows, metric)
-        if best is None or metric not in row.scores:
-            return False
-        return abs(row.scores[metric].mean - best.scores[metric].mean) <= ROUNDING
-
-    @cached_property
-    def comparisons(self) -> dict[str, list[Comparison]]:
-        """Paired tests between the best row and the others, by data set."""
-        metric, by_site = self.study.primary, self.study.pairs == "seeds and sites"
-        return {
-            data: compare_with_best(
-                {row.row.name: row.values(metric, by_site) for row in self.of(data)}, HIGHER_IS_BETTER[metric]
-            )
-            for data in self.data_names
-        }
+    @property
+    def has_paper(self) -> bool:
+        """True when the study names a paper, or has numbers of one."""
+        return bool(self.study.paper) or any(row.paper or row.paper_cohort for row in self.study.rows)
 
     @property
     def ranked_over(self) -> str:
@@ -100,10 +81,10 @@ class StudyResults:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """Ranks of the rows by the primary metric, means over seeds."""
+        """Ranks of the rows by the primary metric, means over seeds; pooled training, which is no choice, has none."""
         metric, by_site = self.study.primary, self.ranked_over == "site"
         values: dict[str, dict[str, float]] = {}
-        for row in self.rows:
+        for row in (row for row in self.rows if not row.pooled):
             scores = {row.data: row.scores}
             if by_site:
                 scores = {site: row.scores_of(view, "site", site) for site, view in row.places("site").items()}

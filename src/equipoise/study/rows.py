@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from equipoise.engine.events import first_event
+from equipoise.methods import get_method
 from equipoise.report.events import Result
 from equipoise.report.record import RunRecord
 from equipoise.study.config import METRICS, Cell, Metric, Row
-from equipoise.study.cost import NetCost, net_cost
+from equipoise.study.net_cost import NetCost, net_cost
 from equipoise.study.statistics import Spread, spread
 
 Spreads = dict[Metric, Spread]
@@ -143,10 +144,26 @@ class RowResult:
         """Clock time of a whole run, over seeds."""
         return spread(run.record.seconds for run in self.runs)
 
+    @property
+    def pooled(self) -> bool:
+        """True for training on all images at one place, which hospitals cannot choose."""
+        return get_method(self.row.method).pooled
+
     def traffic(self, direction: str) -> float | None:
-        """Bytes that a site has `sent` or `received` in a round, on average."""
+        """Bytes that a site has `sent` or `received` in a round, on average; None without sites."""
+        if self.pooled:
+            return None
         visits = [site for run in self.runs for finished in run.record.rounds for site in finished.sites.values()]
         return sum(getattr(site, direction) for site in visits) / len(visits) if visits else None
+
+    @cached_property
+    def sent_by_entry(self) -> dict[str, float]:
+        """Bytes of each entry of a site's replies in a round, on average; empty for runs that did not tell."""
+        rounds = [finished.entries for run in self.runs for finished in run.record.rounds if finished.entries]
+        if self.pooled or not rounds:
+            return {}
+        names = dict.fromkeys(name for entries in rounds for name in entries)
+        return {name: sum(entries.get(name, 0.0) for entries in rounds) / len(rounds) for name in names}
 
     @property
     def full_name(self) -> str:

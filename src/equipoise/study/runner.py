@@ -21,10 +21,11 @@ import torch
 
 from equipoise.config import Config
 from equipoise.engine.events import first_event
-from equipoise.engine.files import claimed_folder, refuse_foreign, write_text
+from equipoise.engine.files import claimed_folder, refuse_foreign
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
+from equipoise.storage import write_text
 from equipoise.study.config import Cell, deviations
 
 #: beside a run's own files: what the study knows about it

@@ -12,7 +12,7 @@ import io
 import pkgutil
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from equipoise.data.raw import Location, walk_images
-from equipoise.errors import UserError, as_text
+from equipoise.errors import UserError, as_text, first_few
 
 USER_SOURCES = ("folder", "manifest")
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
@@ -113,7 +113,9 @@ def load(name: str) -> ModuleType:
     kind, _, argument = name.partition(":")
     available = known()
     if kind not in available:
-        raise UserError(f"unknown data {name!r}; known: {', '.join(available)}")
+        raise UserError(
+            f"unknown data {name!r}; known: {', '.join(available)}; for your own images folder:DIR or manifest:FILE"
+        )
     if (kind in USER_SOURCES) != bool(argument):
         raise UserError(f"data {name!r} should be written {kind}{':PATH' if kind in USER_SOURCES else ''}")
     return importlib.import_module(f"{__name__}.{kind.replace('-', '_')}")
@@ -218,10 +220,3 @@ def expect(source: str, counts: Mapping[str, int], documented: Mapping[str, int]
     ]
     if wrong:
         raise UserError(f"{source} does not have the documented numbers of images: {'; '.join(wrong)}")
-
-
-def first_few(names: Iterable[str], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -1,0 +1,58 @@
+"""Everything that leaves a site: the replies that a method declares, and what every run needs or may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equipoise.engine.contract import Client
+from equipoise.engine.site import EVALUATE
+
+DESCRIBE = "describe"
+COUNTS = "counts"
+PROGRESS = "progress"
+
+#: {action: {entry: what it is}}
+Sheet = dict[str, dict[str, str]]
+
+#: what every run needs besides the method's own replies
+ALWAYS: Sheet = {
+    DESCRIBE: {COUNTS: "number of local images of each class in the training, validation and test part"},
+    EVALUATE: {COUNTS: "confusion matrix, calibration bins, loss and per-class AUC of local images"},
+}
+
+#: what a site tells of its work with every answer, if its policy allows; runs do without
+OPTIONAL: Sheet = {
+    PROGRESS: {
+        "loss": "mean training loss",
+        "examples": "number of images seen in training, repeats included",
+        "steps": "number of training steps",
+        "seconds": "duration of the work",
+    }
+}
+
+
+def needed(client: type[Client]) -> Sheet:
+    """What has to leave a site for a method to run: its own replies, and what every run needs."""
+    return {action: dict(entries) for action, entries in client.discloses.items() if entries} | ALWAYS
+
+
+def disclosure_sheet(client: type[Client]) -> Sheet:
+    """Everything that leaves a site when a method runs, what a site may keep to itself included."""
+    return needed(client) | OPTIONAL
+
+
+def widest_sheet(client: type[Client]) -> Sheet:
+    """What may leave a site under any options of a method: its variants' replies, too."""
+    sheet = disclosure_sheet(client)
+    for variant in variants(client):
+        if variant.__module__ == client.__module__:  # others are other methods
+            for action, entries in variant.discloses.items():
+                sheet[action] = entries | sheet.get(action, {})
+    return sheet
+
+
+def variants(client: type[Client]) -> Iterator[type[Client]]:
+    """A class of clients and all that are made from it: a method may have several, for several configs."""
+    yield client
+    for special in client.__subclasses__():
+        yield from variants(special)

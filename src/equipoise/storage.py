@@ -1,0 +1,58 @@
+"""Files that are written whole or not at all, and locks that keep other processes out."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no file locks on this system, and nobody is kept out
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """A draft beside `path`, which takes its place when the block ends, and is deleted when the block fails.
+
+    A reader finds the old content or the new, if `durable` even after a power cut. Writers of one file have drafts of
+    their own, and the last to end prevails. A draft is named after its file, so that what tidies a folder by names
+    finds one that a killed process left; elsewhere nobody reads it.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    draft.touch(exist_ok=False)
+    try:
+        yield draft
+        if durable:
+            # Opened anew: a library may have put another file under the draft's name.
+            with draft.open("rb+") as written:
+                os.fsync(written.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, and the folders it lies in if they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path, wait: bool) -> Iterator[None]:
+    """Hold the lock file `path`; a killed process lets go by itself.
+
+    The file stays: were it deleted, one process could hold the lock of the deleted file and another that of a new one.
+
+    Raises:
+        BlockingIOError: when another holds it, and we do not `wait`
+    """
+    with path.open("a") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield

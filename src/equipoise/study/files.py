@@ -1,0 +1,144 @@
+"""A study's tables as CSV, LaTeX and Markdown, all in per cent."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from equipoise.report.latex import latex_text
+from equipoise.report.tables import METRIC_TITLES
+from equipoise.study.config import METRICS, Metric
+from equipoise.study.cost import cost
+from equipoise.study.results import StudyResults
+from equipoise.study.rows import RowResult, Spreads
+from equipoise.study.table import SideTable, StudyTable, heading, number, side_tables, tables_of
+
+#: kinds of models, as documentation names them
+VIEW_TITLES = {"trained": "after local training", "global": "global", "personal": "personal"}
+COSTS = ("model_bytes", "flops_per_image", "sent_per_round", "received_per_round", "seconds_per_round", "seconds")
+
+
+def to_csv(results: StudyResults) -> str:
+    """A line per row and data set, and one per unseen cohort; empty where not known."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = [f"{metric}{suffix}" for metric in METRICS for suffix in ("", "_std", "_paper")]
+    writer.writerow(["study", "data", "cohort", "method", "view", "seeds", *columns, *COSTS, "rule"])
+    for row in (row for row in results.rows if row.runs):
+        for line in _csv_lines(results, row):
+            writer.writerow([*line, results.rule])
+    return out.getvalue()
+
+
+def _csv_lines(results: StudyResults, row: RowResult) -> Iterator[list[Any]]:
+    seeds = " ".join(str(run.cell.seed) for run in row.runs)
+
+    def labels(cohort: str, view: str) -> list[str]:
+        return [results.study.name, row.data, cohort, row.row.name, view, seeds]
+
+    own = cost(results, row)
+    yield [*labels("", row.view), *_csv_scores(row.scores, row.row.paper), *(own[key] for key in COSTS)]
+    for cohort, view in row.places("cohort").items():
+        scores = row.scores_of(view, "cohort", cohort)
+        yield [*labels(cohort, view), *_csv_scores(scores, row.row.paper_cohort), *(None for _ in COSTS)]
+
+
+def _csv_scores(scores: Spreads, paper: Mapping[Metric, float]) -> list[float | None]:
+    cells: list[float | None] = []
+    for metric in METRICS:
+        score = scores.get(metric)
+        cells += [score.mean, score.std] if score else [None, None]
+        cells.append(paper.get(metric))
+    return cells
+
+
+# ---- LaTeX -----------------------------------------------------------------------------------------------------
+
+
+def to_latex(results: StudyResults) -> str:
+    r"""Every table as a `table` for `\usepackage{booktabs}`, the best of each column in bold, notes beneath; then those
+    of sites, unseen cohorts and costs."""
+    parts = []
+    for data in results.data_names:
+        parts += [_latex_scores(table) for table in tables_of(results, data)]
+        parts += [_latex_side(table) for table in side_tables(results, data)]
+    return "\n".join(parts)
+
+
+def _latex_scores(table: StudyTable) -> str:
+    lines = []
+    for row in table.rows:
+        cells = []
+        for column in table.columns:
+            text = latex_text(table.cell(row, column))
+            cells.append(rf"\textbf{{{text}}}" if table.is_best(row, column) else text)
+        lines.append((row.row.name, cells))
+    return _latex(table.caption, table.heads, lines, " ".join(table.notes()))
+
+
+def _latex_side(table: SideTable) -> str:
+    lines = [(name, [latex_text(text) for text in cells]) for name, cells in table.lines]
+    return _latex(table.caption, table.heads, lines)
+
+
+def _latex(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, list[str]]], beneath: str = "") -> str:
+    """A `table` whose cells are LaTeX already, and whose other texts are not."""
+    note = [rf"\par\footnotesize {latex_text(beneath)}"] if beneath else []
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{latex_text(caption)}}}",
+            r"\begin{tabular}{l" + "r" * len(heads) + "}",
+            r"\toprule",
+            " & ".join(map(latex_text, ["Method", *heads])) + r" \\",
+            r"\midrule",
+            *(" & ".join([latex_text(name), *cells]) + r" \\" for name, cells in lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *note,
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+# ---- Markdown --------------------------------------------------------------------------------------------------
+
+
+def to_markdown(results: StudyResults) -> str:
+    """Every table that has a score, for documentation: the main score of each kind of model, the others, the paper's;
+    then those of sites, unseen cohorts and costs."""
+    parts: list[str] = []
+    for data in results.data_names:
+        for table in tables_of(results, data):
+            if any(row.runs for row in table.rows):
+                parts += [table.caption, _markdown_scores(table), " ".join(table.notes())]
+        for side in side_tables(results, data):
+            parts += [side.caption, _markdown(side.heads, side.lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_scores(table: StudyTable) -> str:
+    results, rest = table.results, table.columns[1:]
+    views = _markdown_views(results)
+    main = [f"{METRIC_TITLES[results.study.primary]}, {VIEW_TITLES[view]}" for view in views]
+    lines = []
+    for row in (row for row in table.rows if row.runs):
+        scores = [
+            number(row.scores_of(view).get(results.study.primary)) + (table.mark(row) if view == row.view else "")
+            for view in views
+        ]
+        lines.append((row.row.name, [*scores, *(table.cell(row, column) for column in rest)]))
+    return _markdown([*main, *(heading(results, column) for column in rest)], lines)
+
+
+def _markdown_views(results: StudyResults) -> list[str]:
+    """The kinds of model whose main score is shown: those after local training only where the study reports them."""
+    return [view for view in VIEW_TITLES if view != "trained" or results.study.scope == "trained"]
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
+    rows = [["method", *heads], ["---", *("---:" for _ in heads)], *([name, *cells] for name, cells in lines)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

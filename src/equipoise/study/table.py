@@ -1,0 +1,242 @@
+"""One table of a study on one data set: its rows, columns and cells, tests between its rows, and the notes beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from equipoise.report.tables import METRIC_TITLES
+from equipoise.study import remarks
+from equipoise.study.config import METRICS, Metric
+from equipoise.study.cost import COST_CAPTION, COST_TITLES, cost_cells, pooled_rows, shared_times
+from equipoise.study.results import HIGHER_IS_BETTER, StudyResults
+from equipoise.study.rows import RowResult
+from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
+
+#: the p-value below which a difference is marked
+SIGNIFICANT = 0.05
+#: how tables of a paper are called
+PAPERS_OWN = ("Table ", "Tables ", "Fig. ", "Figs. ")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric, as we measured it or as the paper reports it."""
+
+    metric: Metric
+    paper: bool = False
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """A table by the name that rows give it; the empty name is the one table of rows without any."""
+
+    results: StudyResults
+    data: str
+    name: str
+
+    @cached_property
+    def rows(self) -> list[RowResult]:
+        """Its rows, those without runs included."""
+        return self.results.of(self.data, self.name)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """Each metric of the study, and beside it the paper's where it has any."""
+        columns: list[Column] = []
+        for metric in self.results.study.metrics:
+            columns.append(Column(metric))
+            if any(metric in row.row.paper for row in self.rows):
+                columns.append(Column(metric, paper=True))
+        return columns
+
+    @property
+    def heads(self) -> list[str]:
+        """What stands over the columns."""
+        return [heading(self.results, column) for column in self.columns]
+
+    @property
+    def caption(self) -> str:
+        """What the table shows; one that is a paper's is told from the numbering around it."""
+        study, name = self.results.study, self.name
+        if study.paper and name.startswith(PAPERS_OWN):
+            name = f"The paper's {name}"
+        texts = (name, study.title or study.name, self.data, f"{self.results.part.capitalize()}, per cent.")
+        return ". ".join(text for text in texts if text)
+
+    def cell(self, row: RowResult, column: Column) -> str:
+        """Our score, marked where tests tell it from the best, or the paper's."""
+        if column.paper:
+            known = [other.row.paper.get(column.metric) for other in self.rows]
+            return decimals(row.row.paper.get(column.metric), known)
+        mark = self.mark(row) if column.metric == self.results.study.primary else ""
+        return number(row.scores.get(column.metric)) + mark
+
+    def is_best(self, row: RowResult, column: Column) -> bool:
+        """True for every row whose mean is that of the best one; pooled training, which is no choice, takes no part."""
+        known = [own.scores[column.metric].mean for own in self.rows if column.metric in own.scores and not own.pooled]
+        if column.paper or row.pooled or column.metric not in row.scores:
+            return False
+        best = max(known) if HIGHER_IS_BETTER[column.metric] else min(known)
+        return abs(row.scores[column.metric].mean - best) <= ROUNDING
+
+    # ---- tests ----------------------------------------------------------------------------------
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """Paired tests between the best row of this table and its others, pooled training apart."""
+        study = self.results.study
+        metric, by_site = study.primary, study.pairs == "seeds and sites"
+        values = {row.row.name: row.values(metric, by_site) for row in self.rows if not row.pooled}
+        return compare_with_best(values, HIGHER_IS_BETTER[metric])
+
+    def mark(self, row: RowResult) -> str:
+        """A dagger where the t-test, a double dagger where also Wilcoxon's, tells the row from the best one."""
+        for comparison in self.comparisons:
+            if comparison.other == row.row.name:
+                t_test, wilcoxon = (
+                    p is not None and p < SIGNIFICANT for p in (comparison.t_test_holm, comparison.wilcoxon_holm)
+                )
+                return ("‡" if wilcoxon else "†") if t_test else ""
+        return ""
+
+    @property
+    def tests_note(self) -> str:
+        """How tests were made and what marks mean; nothing where no test was made."""
+        comparisons = [comparison for comparison in self.comparisons if comparison.t_test is not None]
+        if not comparisons:
+            return ""
+        count = "1 comparison" if len(comparisons) == 1 else f"{len(comparisons)} comparisons"
+        pairs = sorted({comparison.pairs for comparison in comparisons})
+        # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
+        least = 2.0 ** (1 - pairs[-1])
+        return (
+            f"† differs from {comparisons[0].best} by the paired t-test, ‡ by Wilcoxon's test too (p < {SIGNIFICANT}, "
+            f"Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} pairs, with which "
+            f"Wilcoxon's p before correction is at least {least:.2g})."
+        )
+
+    # ---- notes ----------------------------------------------------------------------------------
+
+    def notes(self, alone: bool = True) -> list[str]:
+        """What stands beneath: selection rule, scope, how tests were made; and unless the table stands on a page that
+        says so at its top, groups shared between training and test, and what differs from the paper."""
+        results, study, rows = self.results, self.results.study, self.rows
+        found = [results.rule, results.scope]
+        if alone:
+            found += [f"{text}." for text in remarks.leaks(rows)]
+        found += _seeds_note(rows)
+        found += [self.tests_note] if self.tests_note else []
+        if any(row.row.paper for row in rows) and study.paper:
+            found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
+        if alone:
+            found += [f"{'Differs from the paper' if results.has_paper else 'Note'}: {text}" for text in study.differs]
+            found += [f"Differs from the study file: {text}." for text in results.deviations]
+        found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
+        return found
+
+
+def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
+    """The tables of one data set, those without any finished run included."""
+    return [StudyTable(results, data, name) for name in results.study.tables]
+
+
+def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
+    counts = sorted({len(row.runs) for row in rows if row.runs})
+    if not counts:
+        return []
+    if counts[-1] == 1:
+        return ["One seed."]
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return [f"Mean ± sample standard deviation over {seeds} seeds."]
+
+
+# ---- cells ---------------------------------------------------------------------------------------
+
+
+def heading(results: StudyResults, column: Column) -> str:
+    """The title of a column."""
+    return METRIC_TITLES[column.metric] + (f", {results.study.paper_label}" if column.paper else "")
+
+
+def number(value: Spread | None) -> str:
+    """Mean and deviation with two decimals; a dash when there is none."""
+    if value is None:
+        return "–"
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+
+
+def decimals(value: float | None, column: Sequence[float | None]) -> str:
+    """A paper's number with as many decimals as its column has; a dash when there is none."""
+    if value is None:
+        return "–"
+    places = max(len(str(float(other)).partition(".")[2]) for other in column if other is not None)
+    return f"{value:.{places}f}"
+
+
+# ---- tables beside the scores -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """A table of texts: a line for each row that has runs."""
+
+    caption: str
+    heads: Sequence[str]
+    lines: Sequence[tuple[str, Sequence[str]]]
+
+
+def site_table(results: StudyResults, data: str) -> SideTable | None:
+    """The primary metric by site, where sites are tested apart."""
+    rows, primary = _finished(results, data), results.study.primary
+    sites = list(dict.fromkeys(site for row in rows for site in row.places("site")))
+    if results.study.scope == "common" or len(sites) < 2:
+        return None
+    lines = [
+        (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites]) for row in rows
+    ]
+    return SideTable(f"{METRIC_TITLES[primary]} by site.", sites, lines)
+
+
+def cohort_tables(results: StudyResults, data: str) -> list[SideTable]:
+    """A table for each unseen cohort."""
+    rows = _finished(results, data)
+    cohorts = dict.fromkeys(cohort for row in rows for cohort in row.places("cohort"))
+    return [_cohort_table(results, rows, cohort) for cohort in cohorts]
+
+
+def _cohort_table(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> SideTable:
+    """An unseen cohort: the personal model of the first site, or else the global model."""
+    ours = [Column(metric) for metric in results.study.metrics]
+    papers = [Column(m, paper=True) for m in METRICS if any(m in row.row.paper_cohort for row in rows)]
+    lines = []
+    for row in rows:
+        view = row.places("cohort").get(cohort, "")
+        scores = row.scores_of(view, "cohort", cohort)
+        cells = [number(scores.get(column.metric)) for column in ours]
+        for column in papers:
+            known = [other.row.paper_cohort.get(column.metric) for other in rows]
+            cells.append(decimals(row.row.paper_cohort.get(column.metric), known))
+        lines.append((row.row.name, [view, *cells]))
+    text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
+    return SideTable(text, ["Model", *(heading(results, column) for column in (*ours, *papers))], lines)
+
+
+def cost_table(results: StudyResults, data: str) -> SideTable | None:
+    """What each row costs."""
+    rows = _finished(results, data)
+    if not rows:
+        return None
+    text = " ".join([COST_CAPTION, *shared_times(rows), *pooled_rows(rows)])
+    return SideTable(text, COST_TITLES, [(row.row.name, cost_cells(results, row)) for row in rows])
+
+
+def side_tables(results: StudyResults, data: str) -> list[SideTable]:
+    """All of them, in order."""
+    every = (site_table(results, data), *cohort_tables(results, data), cost_table(results, data))
+    return [table for table in every if table]
+
+
+def _finished(results: StudyResults, data: str) -> list[RowResult]:
+    return [row for row in results.of(data) if row.runs]
