@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from equipoise import cli
+from equipoise.engine.disclosure import POOLED, disclosure_sheet, widest_sheet
 from equipoise.methods import get_method, method_names
 from harness import TINY, all_state, assert_same_bits, events
 
@@ -100,6 +101,13 @@ def test_methods_lists_each_with_paper_year_change_what_it_sends_and_costs(equip
 def test_methods_show_prints_the_disclosure_sheet(equipoise):
     code, out, _ = equipoise("methods", "show", "fedavg")
     assert code == 0 and "disclosure sheet" in out and "number of local training images" in out
+    assert all(f" {action} " in out for action in ("describe", "evaluate", "progress"))
+
+
+def test_the_sheet_of_a_method_has_its_variants_and_that_of_pooling_says_so():
+    assert "norm" in widest_sheet(get_method("prr"))["train"], "with a global view batch norm leaves"
+    assert "norm" not in disclosure_sheet(get_method("prr").client)["train"]
+    assert widest_sheet(get_method("central")) == POOLED
 
 
 def test_data_inspect_draws_the_federation(equipoise):

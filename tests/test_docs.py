@@ -133,3 +133,10 @@ def test_rows_on_real_images(study, row):
     assert {place: shown[place] for place in columns} == {
         place: f"{measured_row[metric]['mean']:.2f}" for place, metric in columns.items()
     }
+
+
+def test_the_results_in_the_readme_are_those_of_their_page():
+    readme, page = ((ROOT / path).read_text(encoding="utf-8") for path in ("README.md", "docs/results.md"))
+    table = readme[readme.index("| study | what was run |") : readme.index("## Speed")]
+    shown = re.findall(r"\d+\.\d+", table)
+    assert len(shown) > 10 and not [number for number in shown if number not in page]

@@ -14,6 +14,7 @@ from rich.console import Console
 from equipoise.data import DataConfig, Federation, PhantomConfig, Site, Split, load_federation
 from equipoise.data.inspect import bubble_chart, table
 from equipoise.data.partition import dirichlet_per_class
+from equipoise.data.splits import PARTS
 from equipoise.errors import UserError
 
 PHANTOM = PhantomConfig(images=400, size=16)
@@ -128,7 +129,7 @@ def test_an_empty_site_is_refused_with_the_way_out_and_redraw_takes_it(load):
         load(**settings)
     redrawn = load(redraw=True, **settings)
     assert len(redrawn.training_sites()) == 12
-    assert any("draws of seed" in text for text in redrawn.warnings)
+    assert any(" of seed 0 left a site with fewer" in text for text in redrawn.warnings)
     with pytest.raises(UserError, match=r"data\.min_images = 100"):
         load(redraw=True, min_images=100, **settings)
 
@@ -216,6 +217,16 @@ def test_a_class_too_rare_for_a_part_of_the_federation_is_reported_in_one_line(m
     assert "federation: c (1 training image and no validation image and no test image), d (no test image); " in warning
     assert warning.endswith("has no part in those scores")
     assert load_federation(config, 0, whole=False).warnings == (), "one hospital does not know the others' images"
+
+
+def test_a_site_that_only_measures_is_named_unless_it_was_chosen(manifest, stores):
+    rows = [{"path": f"{c}{i}.png", "label": c, "site": "x", "split": p} for c in "ab" for i, p in enumerate(PARTS * 2)]
+    rows += [{"path": f"{c}y.png", "label": c, "site": "y", "split": "test"} for c in "ab"]
+    config = DataConfig(name=f"manifest:{manifest(rows)}", store=stores, size=8)
+    told = ("sites without a training image, which only measure models: y",)
+    assert load_federation(config, 0).warnings == told
+    chosen = config.model_copy(update={"training_sites": ("x",)})
+    assert load_federation(chosen, 0).warnings == ()
 
 
 def test_classes_that_single_sites_lack_are_not_too_rare(load):

@@ -14,6 +14,8 @@ LOWEST = (
     "data", "nets", "losses", "concepts", "prototypes", "aggregation", "metrics", "streams", "config", "tasks",
     "storage", "errors", "table",
 )  # fmt: skip
+#: what stands on engines, or is driven by them
+ABOVE_ENGINES = ("methods", "study", "report", "deploy", "cli", "runs")
 #: what methods see of the engine
 CONTRACT = ("contract", "server", "setting", "protocol", "training", "optimiser", "repeat", "declared", "bulk")
 
@@ -53,9 +55,7 @@ def test_methods_know_the_contract_and_no_engine():
             assert known, f"{path.name} imports {module}"
 
 
-def test_engines_know_no_study_report_or_deployment():
+def test_engines_know_no_method_study_report_or_deployment():
     for path in files_of("engine"):
-        above = [
-            module for module in imported(path) if module.split(".")[0] in ("study", "report", "deploy", "cli", "runs")
-        ]
+        above = [module for module in imported(path) if module.split(".")[0] in ABOVE_ENGINES]
         assert not above, f"{path.name} imports {', '.join(above)}"

@@ -5,6 +5,7 @@ import io
 import os
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -364,6 +365,9 @@ def test_images_left_out_are_named_to_their_owner_but_not_to_a_server(manifest):
     store = owner.sites[0].splits["train"].store
     hospital = assemble(store, DataConfig(name=owner.name), 0, whole=False)
     assert hospital.warnings == ("7 missing or unreadable images were left out",)
+    index = owner.sites[0].splits["train"].store.index
+    earlier = replace(index, facts=index.facts | {"warnings": list(owner.warnings)})
+    assert earlier.warnings(with_names=False) == list(hospital.warnings), "stores that hold the names in their text"
 
 
 def test_one_image_in_two_class_folders_is_refused(tmp_path):

@@ -360,3 +360,15 @@ def test_several_data_sets_are_drawn_side_by_side(tmp_path):
     several = collect(make_up(made_up_study(data=DATA, row=ROWS), tmp_path / "two"), tmp_path / "two")
     assert 'id="over-data"' in render(several)
     assert 'id="over-data"' not in render(collect(make_up(made_up_study(), tmp_path / "one"), tmp_path / "one"))
+
+
+def test_markdown_explains_the_rows_that_it_shows(tmp_path):
+    results = collect(make_up(made_up_study(), tmp_path), tmp_path)
+    assert "central: for later" not in to_markdown(results) and "central: for later" in to_latex(results)
+
+
+def test_a_study_names_the_columns_of_a_paper_on_other_data(tmp_path):
+    results = collect(make_up(made_up_study(paper_label="paper, ISIC 2019"), tmp_path), tmp_path)
+    assert all(
+        "Macro F1, paper, ISIC 2019" in text for text in (to_markdown(results), to_latex(results), render(results))
+    )

@@ -203,7 +203,7 @@ def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -
     costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
     console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
     sheet = RichTable("action", "entry", "what leaves the site", title="disclosure sheet")
-    for action, entries in widest_sheet(method.client).items():
+    for action, entries in widest_sheet(method).items():
         for entry, text in entries.items():
             sheet.add_row(action, entry, text)
     console.print(sheet)

@@ -226,16 +226,16 @@ class Tracker:
         if event == "start":
             self._post(partial(self._store.begin, fields))
         elif event == "resumed":
-            with self._events.open(encoding="utf-8") as lines:
-                past = [json.loads(line) for line in lines]
-            self._post(partial(self._go_on, past, self._round))
+            told = self._events.read_bytes()  # now: the run goes on writing
+            self._post(partial(self._go_on, told, self._round))
         elif numbers := figures(event, fields):
             self._post(partial(self._store.log, numbers, self._round))
 
-    def _go_on(self, past: Sequence[Event], number: int) -> None:
+    def _go_on(self, told: bytes, number: int) -> None:
         """Go on with what the store has of the run; a store that has nothing is told what happened so far."""
         if self._store.go_on(number):
             return
+        past: list[Event] = [json.loads(line) for line in told.splitlines()]
         self._store.begin(past[0])
         for fields in past:
             if numbers := figures(fields["event"], fields):

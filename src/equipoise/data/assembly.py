@@ -157,7 +157,8 @@ def _partition(
     sites = np.full(len(images), "", dtype=f"<U{max(map(len, names))}")
     sites[train] = np.array(names)[chosen]
     too_small = f"left a site with fewer training images than data.min_images = {config.min_images}"
-    redrawn = [f"{attempt} draws of seed {first} {too_small}: the sites are those of the next"] if attempt else []
+    draws = "the first draw" if attempt == 1 else f"the first {attempt} draws"
+    redrawn = [f"{draws} of seed {first} {too_small}: the sites are those of the next"] if attempt else []
     return replace(images, sites=sites), names, redrawn
 
 

@@ -25,7 +25,7 @@ from equipoise.storage import write_text
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
-SKIP = "(--skip-unreadable, or data.skip_unreadable = true in a file, to go on without them)"
+SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
 
 
 def open_store(config: DataConfig) -> Store:

@@ -52,10 +52,13 @@ class StoreIndex:
 
     def warnings(self, with_names: bool = True) -> list[str]:
         """What a user should know of these images. Names of files may name patients: a server is told without them."""
-        left_out = self.facts.get("left_out", ())
+        left_out, others = self.facts.get("left_out", ()), self.facts.get("warnings", ())
+        if not left_out:
+            return list(others)
+        told = f"{len(left_out)} missing or unreadable images were left out"
         names = f": {first_few(left_out)}" if with_names else ""
-        missing = [f"{len(left_out)} missing or unreadable images were left out{names}"] if left_out else []
-        return [*self.facts.get("warnings", ()), *missing]
+        # Stores of an earlier layout hold the sentence, names and all, among the others.
+        return [*(text for text in others if not text.startswith(told)), told + names]
 
 
 class Store:

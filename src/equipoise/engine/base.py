@@ -179,12 +179,14 @@ class Engine:
 
     def _note(self, site: str, outcome: Outcome, ask: Ask) -> None:
         facts = self.facts.setdefault(site, {"sent": 0, "received": 0, "seconds": 0})
-        facts["sent"] += outcome.facts.pop("sent", None) or payload_bytes(outcome.payload)
+        sizes = {name: payload_bytes({name: value}) for name, value in outcome.payload.items()}
+        sent = outcome.facts.pop("sent", None) or sum(sizes.values())
+        facts["sent"] += sent
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
         facts["seconds"] += outcome.facts.pop("seconds", 0.0)
         _add_training(facts, outcome.facts)
-        sizes = {name: payload_bytes({name: value}) for name, value in outcome.payload.items()}
-        self.entries.setdefault(site, Counter()).update(sizes)
+        shrunk = sent / max(sum(sizes.values()), 1)  # by half precision on the way
+        self.entries.setdefault(site, Counter()).update({name: round(size * shrunk) for name, size in sizes.items()})
         self.measures.setdefault(site, {}).update(outcome.measures)
 
     def _fail(self, site: str, why: str) -> None:

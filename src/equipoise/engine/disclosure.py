@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equipoise.engine.contract import Client
+from equipoise.engine.contract import Client, Method
 from equipoise.engine.site import EVALUATE
 
 DESCRIBE = "describe"
@@ -16,7 +16,10 @@ Sheet = dict[str, dict[str, str]]
 
 #: what every run needs besides the method's own replies
 ALWAYS: Sheet = {
-    DESCRIBE: {COUNTS: "number of local images of each class in the training, validation and test part"},
+    DESCRIBE: {
+        COUNTS: "number of local images of each class in the training, validation and test part; with it the names of "
+        "the classes, warnings about the data without names of files, and a digest that tells whether it has changed"
+    },
     EVALUATE: {COUNTS: "confusion matrix, calibration bins, loss and per-class AUC of local images"},
 }
 
@@ -31,6 +34,10 @@ OPTIONAL: Sheet = {
 }
 
 
+#: what leaves a site when images are pooled
+POOLED: Sheet = {"pool": {"images": "all images, with their labels: training is at one place"}}
+
+
 def needed(client: type[Client]) -> Sheet:
     """What has to leave a site for a method to run: its own replies, and what every run needs."""
     return {action: dict(entries) for action, entries in client.discloses.items() if entries} | ALWAYS
@@ -41,9 +48,16 @@ def disclosure_sheet(client: type[Client]) -> Sheet:
     return needed(client) | OPTIONAL
 
 
-def widest_sheet(client: type[Client]) -> Sheet:
+def run_sheet(method: Method, client: type[Client]) -> Sheet:
+    """What leaves a site in a run with this client of a method."""
+    return POOLED if method.pooled else disclosure_sheet(client)
+
+
+def widest_sheet(method: Method) -> Sheet:
     """What may leave a site under any options of a method: its variants' replies, too."""
-    sheet = disclosure_sheet(client)
+    client, sheet = method.client, run_sheet(method, method.client)
+    if method.pooled:
+        return sheet
     for variant in variants(client):
         if variant.__module__ == client.__module__:  # others are other methods
             for action, entries in variant.discloses.items():

@@ -21,7 +21,7 @@ from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
-from equipoise.engine.disclosure import disclosure_sheet
+from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder
@@ -146,7 +146,7 @@ class Run:
             channels=self.federation.channels,
             sites=[class_counts(site, len(self.federation.classes)) for site in self.federation.places()],
             warnings=[*self.federation.warnings, *ineffective(self.setting, self.engine.client, self._tested_sites())],
-            disclosure=disclosure_sheet(self.engine.client),
+            disclosure=run_sheet(self.method, self.engine.client),
             paper=self.method.paper,
             parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
             model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),

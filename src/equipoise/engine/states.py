@@ -123,7 +123,7 @@ class SiteStates(Versions):
         for key in [key for key in self._memory if key not in wanted or key not in self.committed.items()]:
             self._forget(key)
         paths = {self.path(site, version) for site, version in wanted}
-        for path in self.folder.glob("*/*.safetensors"):
+        for path in self.folder.glob("*/*.safetensors*"):  # drafts of killed processes, too
             if path not in paths:
                 path.unlink()
 

@@ -24,7 +24,6 @@ from equipoise.methods._fedbm_generator import GeneratorTraining, jittered
 from equipoise.methods._fedbm_parts import Parts
 from equipoise.methods.common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
-from equipoise.nets import Net
 from equipoise.nets.base import rounded_up
 
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
@@ -70,17 +69,12 @@ class FedBMServer(FedAvgServer):
 
     def setup(self) -> None:
         self.parts = Parts(self.setting)
-        super().setup()
         self.state.model = _copied(self.parts.net)  # whose own tensors hold the teacher later
         if self.options.frozen:
             self.state.classifier = _copied(self.parts.classifier)
         if self.options.cgde:
             self.state.codes, self.state.generator = _copied(self.parts.codes), _copied(self.parts.generator)
             self.generator_training = GeneratorTraining(self.parts, self.setting)
-
-    def new_net(self) -> Net:
-        """The one among the parts, which are made once."""
-        return self.parts.net
 
     def message(self) -> dict[str, Value | PerSite]:
         frozen: dict[str, Value | PerSite] = {"classifier": self.state.classifier} if self.options.frozen else {}

@@ -114,7 +114,7 @@ def to_markdown(results: StudyResults) -> str:
     for data in results.data_names:
         for table in tables_of(results, data):
             if any(row.runs for row in table.rows):
-                parts += [table.caption, _markdown_scores(table), " ".join(table.notes())]
+                parts += [table.caption, _markdown_scores(table), " ".join(table.notes(finished=True))]
         for side in side_tables(results, data):
             parts += [side.caption, _markdown(side.heads, side.lines)]
     return "\n\n".join(parts) + "\n"

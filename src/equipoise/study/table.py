@@ -119,10 +119,12 @@ class StudyTable:
 
     # ---- notes ----------------------------------------------------------------------------------
 
-    def notes(self, alone: bool = True) -> list[str]:
+    def notes(self, alone: bool = True, finished: bool = False) -> list[str]:
         """What stands beneath: selection rule, scope, how tests were made; and unless the table stands on a page that
-        says so at its top, groups shared between training and test, and what differs from the paper."""
-        results, study, rows = self.results, self.results.study, self.rows
+        says so at its top, groups shared between training and test, and what differs from the paper. With `finished`
+        of rows with runs only."""
+        results, study = self.results, self.results.study
+        rows = [row for row in self.rows if row.runs or not finished]
         found = [results.rule, results.scope]
         if alone:
             found += [f"{text}." for text in remarks.leaks(rows)]

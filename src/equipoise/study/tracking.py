@@ -36,12 +36,10 @@ class TrackedGrid:
 
     def ended(self, cell: Cell, how: str) -> None:
         """A run is finished, has stopped or failed."""
-        trackers = self._running.pop(cell.label)
-        if trackers.ended:
-            trackers.close(FINISHED)
-        else:
-            trackers.close(FAILED if how.startswith("failed") else KILLED)
-        self._names = [name for name in self._names if name not in trackers.lost()]
+        if trackers := self._running.pop(cell.label, None):  # none where the run could not even begin
+            stopped = FAILED if how.startswith("failed") else KILLED
+            trackers.close(FINISHED if trackers.ended else stopped)
+            self._names = [name for name in self._names if name not in trackers.lost()]
         self._display.ended(cell, how)
 
 
