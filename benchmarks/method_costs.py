@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from equipoise.data import load_federation
+from equipoise.engine.disclosure import POOLED
 from equipoise.engine.loop import Run
 from equipoise.methods import COSTS, get_method, method_names
 from equipoise.runs import make_config
@@ -96,11 +97,9 @@ def ratios(method: str) -> dict[str, float]:
     """A method's costs beside FedAvg's; the lesser of two measurements each, for others only add time."""
     if method == "fedavg":  # beside itself; what two measurements differ by is noise
         return dict.fromkeys(("compute", "evaluation", "traffic"), 1.0)
+    kinds = ("compute", "evaluation") if get_method(method).pooled else ("compute", "evaluation", "traffic")
     base, own = zip(*((cost("fedavg"), cost(method, THOROUGH.get(method, ()))) for _ in range(2)))
-    return {
-        kind: round(min(getattr(c, kind) for c in own) / min(getattr(c, kind) for c in base), 2)
-        for kind in ("compute", "evaluation", "traffic")
-    }
+    return {kind: round(min(getattr(c, kind) for c in own) / min(getattr(c, kind) for c in base), 2) for kind in kinds}
 
 
 def main() -> None:
@@ -129,8 +128,10 @@ def write_page(costs: Mapping[str, Mapping[str, float]]) -> None:
     ]
     for name in method_names():
         method, cost = get_method(name), costs[name]
-        sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
-        figures = " | ".join(f"x{cost[kind]:.2f}" for kind in ("compute", "traffic", "evaluation"))
+        sheet = POOLED if method.pooled else method.client.discloses
+        sent = ", ".join(dict.fromkeys(entry for entries in sheet.values() for entry in entries))
+        shown = (f"x{cost[kind]:.2f}" if kind in cost else "-" for kind in ("compute", "traffic", "evaluation"))
+        figures = " | ".join(shown)
         lines.append(f"| `{name}` | {method.paper} | {method.changes} | {sent or 'nothing'} | {figures} |")
     page = Path(__file__).parents[1] / "docs" / "methods.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")

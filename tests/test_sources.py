@@ -199,7 +199,7 @@ def test_a_partitioned_folder_has_one_common_evaluation_set(tmp_path):
     [
         ({"one": 3}, {}, "two classes or more"),
         ({"a": 2, "b": 2, "c": 1}, {"classes": ("a", "b")}, "does not name: c"),
-        ({"a": 4, "b": 0}, {}, "no image of class b anywhere"),
+        ({"a": 4, "b": 0}, {}, "no image of class 'b' anywhere"),
         ({"a": 0, "b": 0}, {}, "has no images"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
     ("text", "message"),
     [
         ("path,label,split\na/0.png,a,train\nb/0.png,b,holdout\n", "line 3: unknown split 'holdout'"),
-        ("path,label,split\na/0.png,a,train\nb/0.png,b,\n", "line 3: unknown split ''"),
+        ("path,label,split\na/0.png,a,train\nb/0.png,b,\n", "line 3: split is empty, though other lines"),
         ("path,label,site\na/0.png,a,Graz\nb/0.png,b,\n", "line 3: site is empty, though other lines name theirs"),
         ("path,label,split\na/0.png,a,train\na/0.png,a,test\nb/0.png,b,train\n", "more than once.*a/0.png"),
         ("path,label\na/0.png,a\nb/0.png\n", "line 3: path or label is empty"),

@@ -143,7 +143,7 @@ def test_an_unreadable_image_is_named_and_leaves_no_store_behind(raw):
         prepare.prepare(config, progress=False)
     assert not prepare.store_folder(config).exists()
     federation = load_federation(config.model_copy(update={"skip_unreadable": True}), 0)
-    assert federation.warnings == ("1 missing or unreadable images were left out: second/001.png",)
+    assert federation.warnings == ("1 missing or unreadable image was left out: second/001.png",)
     store = federation.sites[0].splits["train"].store
     assert "second/001.png" not in store.index.names
     row = store.index.rows[store.index.names.index("second/003.png")]

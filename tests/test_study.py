@@ -222,8 +222,8 @@ def test_nested_tables_survive_as_settings(table):
         ({"row": []}, "needs rows"),
         ({"seeds": [1, 2, 1]}, "seeds of the study: 1 is named twice"),
         ({"row": [{"name": "a", "method": "fedavg", "seeds": [1, 1]}]}, "seeds of a: 1 is named twice"),
-        ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.0.name"),
-        ({"metrics": ["f1"]}, "metrics.0"),
+        ({"row": [{"name": "a/b", "method": "fedavg"}]}, "row.1.name"),
+        ({"metrics": ["f1"]}, "metrics.1"),
         ({"part": "train"}, "part"),
         (
             {"part": "valid", "row": [{"name": "a", "method": "fedavg", "paper": {"macro_f1": 60.0}}]},

@@ -270,3 +270,10 @@ def test_markup_in_names_is_text(equipoise, tmp_path):
     code, out, err = equipoise(str(source), "--out", "a[/b]")
     assert code == 0, err
     assert "[/x] one" in out and "a[/b]/small/report.html" in out
+
+
+def test_a_study_of_a_common_set_is_refused_before_it_trains_on_data_without_one(equipoise, tmp_path):
+    source = write_study(tmp_path / "small.toml", scope="common", row=[ROWS[0]])
+    code, _, err = equipoise(str(source))
+    assert code == 2 and "has no common test set" in err and "data.phantom.common = true" in err
+    assert not Path("studies").exists()

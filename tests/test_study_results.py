@@ -22,8 +22,8 @@ from equipoise.study.report import render
 from equipoise.study.results import collect
 from equipoise.study.statistics import compare_with_best
 from equipoise.study.summary import summary
-from equipoise.study.table import decimals, tables_of
-from test_study import SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
+from equipoise.study.table import decimals, side_tables, tables_of
+from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAK = "the authors split of ham10000 is not clean: 641 of 1868 test groups are also in train"
@@ -277,15 +277,15 @@ def with_central(tmp_path, monkeypatch):
     monkeypatch.setitem(VIEWS, "central", ("global",))
     tables = {"fedavg": ["Table II", "Table IV"], "prr": ["Table II"], "local": ["Table IV"], "central": ["Table II"]}
     rows = [
-        {"name": name, "method": name, "seeds": list(SCORES[name]), "tables": tables[name]}
-        for name in ("fedavg", "prr", "local", "central")
+        {"name": name, "method": name, "seeds": list(SCORES[name]), "tables": own, "paper": PAPER.get(name, {})}
+        for name, own in tables.items()
     ]
     return collect(make_up(made_up_study(row=rows, metrics=["macro_f1"]), tmp_path), tmp_path)
 
 
 def test_pooled_training_is_shown_but_is_never_the_best_nor_tested_nor_ranked(with_central):
     latex = to_latex(with_central)
-    assert r"\textbf{72.00 $\pm$ 1.73}" in latex and r"central & 91.33 $\pm$ 1.53 \\" in latex
+    assert r"\textbf{72.00 $\pm$ 1.73}" in latex and r"central & 91.33 $\pm$ 1.53 & -- \\" in latex
     (test,) = summary(with_central)["tests"][""]
     assert (test["best"], test["other"]) == ("prr", "fedavg")
     assert "central" not in summary(with_central)["mean_ranks"]
@@ -304,6 +304,36 @@ def test_pooled_training_sends_no_model(with_central):
     assert costs["central"]["sent_per_round"] is None and costs["central"]["relative_traffic"] is None
     assert costs["fedavg"]["sent_per_round"] == 1000
     assert "central: no model travels, but all images would." in render(with_central)
+
+
+def test_the_table_says_why_pooled_training_is_not_bold(with_central):
+    told = "central: pooled images, which hospitals cannot choose; not in bold nor tested."
+    assert all(told in text for text in (to_markdown(with_central), to_latex(with_central), render(with_central)))
+
+
+def test_means_over_different_sites_are_not_compared(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+
+    def without_sydney(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
+        return [line] * (not ("prr" in path.parent.name and line.get("site") == "Sydney"))
+
+    rewrite_all(tmp_path, without_sydney)
+    (table,) = tables_of(collect(study, tmp_path), "")
+    assert table.uneven == {"prr": ["Sydney"]} and table.comparisons == []
+    assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
+    told = "Means are of different sites (prr lacks Sydney): they do not compare, and no test was made."
+    assert told in table.notes()
+
+
+def test_rows_with_fewer_seeds_are_named(tmp_path):
+    (table,) = tables_of(collect(make_up(made_up_study(), tmp_path), tmp_path), "")
+    assert "Mean ± sample standard deviation over 3 seeds; 1 for local." in table.notes()
+
+
+def test_side_tables_name_their_data_set(tmp_path):
+    results = collect(make_up(made_up_study(data=DATA, row=ROWS), tmp_path), tmp_path)
+    captions = [side.caption for data in results.data_names for side in side_tables(results, data)]
+    assert len(captions) == len(set(captions)) and captions[0] == "first: Macro F1 by site."
 
 
 def test_a_paper_s_table_is_told_from_the_numbering_around_it(with_central):

@@ -166,6 +166,7 @@ def methods_list(context: typer.Context) -> None:
     """List the methods."""
     if context.invoked_subcommand is not None:
         return
+    from equipoise.engine.disclosure import POOLED
     from equipoise.methods import get_method, method_names
 
     headings = ("method", "paper", "what it changes", "what it sends", *COSTS)
@@ -174,7 +175,8 @@ def methods_list(context: typer.Context) -> None:
         table.add_column(heading, overflow="fold")
     for name in method_names():
         method = get_method(name)
-        sent = ", ".join(dict.fromkeys(entry for entries in method.client.discloses.values() for entry in entries))
+        sheet = POOLED if method.pooled else method.client.discloses
+        sent = ", ".join(dict.fromkeys(entry for entries in sheet.values() for entry in entries))
         paper = f"{method.paper.split(',')[0]} {method.year}" if method.year else "none"
         table.add_row(name, paper, method.changes, sent or "nothing", *_costs(name))
     console.print(table)

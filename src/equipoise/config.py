@@ -10,10 +10,11 @@ import copy
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -228,13 +229,23 @@ def validated(model: type[T], raw: Any, where: str) -> T:
     try:
         return model.model_validate(raw)
     except ValidationError as problem:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'config'}: {_explain(e)}" for e in problem.errors()]
+        lines = [f"  {': '.join([*_place(e), _explain(e, model)])}" for e in problem.errors()]
         raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
 
 
-def _explain(error: Any) -> str:
+def _place(error: Any) -> list[str]:
+    """Where a mistake is, entries of lists counted from 1; nothing for the whole."""
+    keys = [f"{key + 1}" if isinstance(key, int) else str(key) for key in error["loc"]]
+    return [".".join(keys)] if keys else []
+
+
+def _explain(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
-        return "unknown key"
+        known = _keys_beside(model, error["loc"])
+        close = get_close_matches(str(error["loc"][-1]), known, 1)
+        return "unknown key" + (f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(known)}")
+    if error["type"] == "too_short" and error["input"]:  # what was given is told to be wrong elsewhere
+        return "nothing of it can be used"
     if error["type"] == "tuple_type" and isinstance(error["input"], dict):
         return f"expected a list of tables: [[{error['loc'][-1]}]]"
     if error["type"] == "tuple_type":
@@ -243,6 +254,25 @@ def _explain(error: Any) -> str:
     if isinstance(error["input"], dict) or len(given) > LONGEST_VALUE:  # a whole table would bury the message
         return message
     return f"{message} (got {given})"
+
+
+def _keys_beside(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
+    """The keys that a table has, by the place of any key in it."""
+    table: Any = model
+    for key in place[:-1]:
+        if isinstance(key, str):
+            field = table.model_fields.get(key) or next(f for f in table.model_fields.values() if f.alias == key)
+            table = next(
+                kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
+            )
+    return [field.alias or name for name, field in table.model_fields.items()]
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
 
 
 def preset_names() -> list[str]:

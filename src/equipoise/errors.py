@@ -27,6 +27,11 @@ def first_line(problem: BaseException) -> str:
     return next(iter(str(problem).strip().splitlines()), type(problem).__name__)
 
 
+def install(extra: str) -> str:
+    """How to get what an extra of this package brings."""
+    return f"install the extra {extra} (pip install '.[{extra}]' in Equipoise's folder)"
+
+
 def first_few(names: Iterable[str], most: int = 5) -> str:
     """The first few names, and how many more there are."""
     names = list(names)

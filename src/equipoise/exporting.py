@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from equipoise import __version__
-from equipoise.errors import UserError
+from equipoise.errors import UserError, install
 from equipoise.prediction import Predictor, damage_named, load_predictor, probabilities_of
 from equipoise.storage import replacing
 
@@ -106,7 +106,7 @@ def _write_onnx(program: ExportedProgram, card: dict[str, Any], path: Path) -> P
         import onnxruntime
         import onnxscript  # noqa: F401  torch writes ONNX by it
     except ImportError as problem:
-        raise UserError(f"to write ONNX, install 'equipoise[onnx]' ({problem})") from None
+        raise UserError(f"to write ONNX, {install('onnx')}: {problem}") from None
     with _quiet():
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["probabilities"])
     assert written is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 console = Console()
 
@@ -20,12 +22,19 @@ def predict(
     run_folder: RunFolder,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
     site: Site = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="as CSV, for other programs")] = False,
 ) -> None:
     """Classify images with a run's selected model."""
     from equipoise.prediction import predict_images
 
     classes, rows = predict_images(run_folder, images, site)
-    table = Table("image", "prediction", *map(escape, classes))
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["image", "prediction", *classes])
+        for path, probabilities in zip(images, rows):
+            writer.writerow([path, classes[int(probabilities.argmax())], *(f"{p:.6f}" for p in probabilities.tolist())])
+        return
+    table = Table(Column("image", overflow="fold"), "prediction", *map(escape, classes))
     for path, probabilities in zip(images, rows):
         best = int(probabilities.argmax())
         table.add_row(escape(str(path)), escape(classes[best]), *(f"{p:.3f}" for p in probabilities.tolist()))
@@ -42,7 +51,7 @@ def export(
 
     card = export_model(run_folder, file, site)
     shape = ", ".join(map(str, card["pixels"]["shape"]))
-    whose = f"the own model of {card['site']}" if card["site"] else "the global model"
+    whose = f"the personal model of {card['site']}" if card["site"] else "the global model"
     console.print(
         f"{escape(str(file))}: {escape(whose)} of {escape(card['method'])}, uint8 pixels ({shape}) to probabilities of "
         f"{escape(', '.join(card['classes']))}",

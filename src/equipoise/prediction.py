@@ -95,6 +95,8 @@ def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -
 
 
 def _load(run: Path, site: str | None) -> Predictor:
+    if not run.is_dir():
+        raise UserError(f"{run}: no such run folder")
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
     raw = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
@@ -143,7 +145,7 @@ def _sites_of(run: Path) -> str:
 
 def _read(path: Path, size: int, config: Config) -> np.ndarray:
     if not path.is_file():
-        raise UserError(f"{path}: no such image")
+        raise UserError(f"{path} is a folder: name its images" if path.is_dir() else f"{path}: no such image")
     try:
         pixels = decode(path.read_bytes(), size, config.data.crop)
         if config.data.colour_constancy:  # as `data prepare` did to the images that the model learned from

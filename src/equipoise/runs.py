@@ -32,7 +32,8 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     name = str(raw.get("method", Config.model_fields["method"].default))
     raw, own = _without_own_defaults(raw, name)
     raw = _merged(_merged(get_method(name).defaults, own), raw)
-    where = where or (source or "config") + (" with what the command line sets" if settings or top else "")
+    set_here = "what the command line sets" if settings or any(value is not None for value in top.values()) else ""
+    where = where or " with ".join(text for text in (source, set_here) if text) or "config"
     config = parse_config(raw, option_tables(raw), where)
     options = all_options(name, config.methods.get(name, {}))
     return config.model_copy(update={"methods": config.methods | ({name: options} if options else {})})

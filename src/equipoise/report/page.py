@@ -21,8 +21,8 @@ from equipoise.report.tables import (
     COLUMNS,
     SCOPE_TITLES,
     SITE_COLUMNS,
+    GroupKey,
     HeadlineRow,
-    RivalKey,
     best_values,
     headline,
     percent,
@@ -31,6 +31,7 @@ from equipoise.report.tables import (
     site_rows,
     to_csv,
     to_latex,
+    unlike,
 )
 from equipoise.storage import replacing
 
@@ -166,10 +167,10 @@ def _title(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
 
 def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> dict[str, Any]:
     """What stands in front of the single runs when there are several."""
-    groups: dict[RivalKey, list[tuple[str, HeadlineRow]]] = {}
+    groups: dict[GroupKey, list[tuple[str, HeadlineRow]]] = {}
     for run, label in zip(runs, labels):
         for row in headline([run]):
-            groups.setdefault(row.rival_key, []).append((label, row))
+            groups.setdefault(row.group, []).append((label, row))
     pictures = [
         picture(
             "comparison-learning",
@@ -192,6 +193,7 @@ def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> 
     return {
         "groups": dict(sorted(groups.items(), key=lambda group: list(SCOPE_TITLES).index(group[0][1]))),
         "best": best_values(headline(runs)),
+        "unlike": unlike(headline(runs)),
         "notes": [(label, selection_note(run)) for run, label in zip(runs, labels)],
         "cost": [(label, _cost_summary(run)) for run, label in zip(runs, labels)],
         "pictures": [picture for picture in pictures if picture],

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from equipoise.report.events import Metrics, Result, Selection
@@ -44,7 +44,8 @@ SHORT_TITLES = {
 }
 
 
-RivalKey = tuple[str, str, str | None]
+GroupKey = tuple[str, str, str | None]
+RivalKey = tuple[GroupKey, Hashable]
 """Part, scope and site: rows with the same key measure the same thing and may be compared."""
 
 
@@ -67,6 +68,8 @@ class HeadlineRow:
     site: str | None
     values: Metrics
     worst_site_name: str | None = None
+    measured: Hashable = None
+    """The classes, and the places whose images were measured: other rows are rivals if theirs are the same."""
 
     @property
     def scope_title(self) -> str:
@@ -76,9 +79,14 @@ class HeadlineRow:
         return f"{SCOPE_TITLES[self.scope]} {self.site or ''}".rstrip()
 
     @property
-    def rival_key(self) -> RivalKey:
-        """What the row measures."""
+    def group(self) -> GroupKey:
+        """What kind of thing the row measures."""
         return (self.part, self.scope, None if self.scope == "mean" else self.site)
+
+    @property
+    def rival_key(self) -> RivalKey:
+        """What the row measures, and on which images."""
+        return self.group, self.measured
 
 
 def run_labels(runs: Sequence[RunRecord], methods: bool = True) -> list[str]:
@@ -122,6 +130,16 @@ def best_values(rows: Sequence[HeadlineRow]) -> dict[tuple[RivalKey, str], float
     return best
 
 
+def unlike(rows: Sequence[HeadlineRow]) -> str:
+    """What to say where rows of one kind are of different classes or sites; nothing where all compare."""
+    measured: dict[GroupKey, set[Hashable]] = {}
+    for row in rows:
+        measured.setdefault(row.group, set()).add(row.measured)
+    if all(len(found) == 1 for found in measured.values()):
+        return ""
+    return "Some runs are of other classes or sites: their scores do not compare, and bold is among equals only."
+
+
 def _row(run: RunRecord, result: Result, name: str, label: str) -> HeadlineRow:
     values = {column.key: result.metrics.get(column.key) for column in SITE_COLUMNS}
     site, worst = result.site, None
@@ -143,6 +161,7 @@ def _row(run: RunRecord, result: Result, name: str, label: str) -> HeadlineRow:
         site=site,
         values=values,
         worst_site_name=worst,
+        measured=(tuple(run.start.classes), frozenset(each.site for each in scored)),
     )
 
 

@@ -46,7 +46,7 @@ def study(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
-    from equipoise.study.config import grid, load_study
+    from equipoise.study.config import check_common_sets, grid, load_study
     from equipoise.study.runner import Outcome
 
     if source == "list":
@@ -68,6 +68,8 @@ def study(
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = _planned(config, cells, [*over, *(settings or [])])
+        if config.scope == "common":
+            check_common_sets(config, planned)
         if plan:
             print_plan(cells)
             return
@@ -125,7 +127,7 @@ def _runs(labels: Sequence[str]) -> str:
 
 
 def _refuse_idle(**options: object) -> None:
-    """Options that choose what to run say nothing to who runs nothing."""
+    """Options that choose what to run have no effect with --report-only."""
     for name, value in options.items():
         if value:
             raise UserError(f"--report-only runs nothing, so --{name.replace('_', '-')} has no effect; leave one out")

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from equipoise.config import Config, Table, parse_toml, validated
+from equipoise.data import load_federation
 from equipoise.errors import UserError
 from equipoise.methods import all_options, get_method, method_names
 from equipoise.runs import make_config, refuse_idle_options
@@ -271,6 +272,22 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
         raise UserError(f"{where}: {str(problem).removeprefix('--set ')}") from None
     top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
     return make_config(study.preset, [*over, *settings], where, **top)
+
+
+def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
+    """Refuse, before anything is trained, data without the common test set that the study's scope needs."""
+    for name, (cell, config) in {(cell.data and cell.data.name): (cell, config) for cell, config in planned}.items():
+        if load_federation(config.data, cell.seed).common is None:
+            raise UserError(no_common_set(study.name, f"the data {name}" if name else f"{config.data.name}"))
+
+
+def no_common_set(study: str, what: str) -> str:
+    """What to do where a study of a common test set finds none."""
+    return (
+        f'study {study} has scope = "common", but {what} has no common test set. Write scope = "sites" into the study '
+        "file, or run it on data with a common set: a store made with one, data.phantom.common = true, or a drawn "
+        "data.partition"
+    )
 
 
 def as_settings(table: Mapping[str, Any]) -> Iterator[str]:

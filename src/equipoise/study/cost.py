@@ -21,7 +21,6 @@ COST_TITLES = (
     "Relative time",
     "Relative traffic",
 )
-COST_CAPTION = "Cost: the net, traffic of a site, and clock time; relative to fedavg in the last columns."
 #: a share below this has no digit left with two decimals
 SMALL_SHARE = 0.01
 
@@ -85,6 +84,14 @@ def _entries(sizes: dict[str, float]) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.2f}" if value == 0 or value >= SMALL_SHARE else f"{value:.1g}"
+
+
+def cost_caption(rows: Sequence[RowResult]) -> str:
+    """What a table of costs shows."""
+    text = "Cost: the net, traffic of a site, and clock time"
+    return (
+        f"{text}; relative to fedavg in the last columns." if any(r.row.name == "fedavg" for r in rows) else f"{text}."
+    )
 
 
 def shared_times(rows: Sequence[RowResult]) -> list[str]:

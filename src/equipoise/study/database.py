@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from equipoise.methods import get_method
 from equipoise.storage import replacing
 from equipoise.study.results import RunResult, StudyResults
 
@@ -78,6 +79,8 @@ def _curves(run: RunResult) -> Iterator[tuple[Any, ...]]:
 
 
 def _traffic(run: RunResult) -> Iterator[tuple[Any, ...]]:
+    if get_method(run.cell.row.method).pooled:  # no site sends anything
+        return
     for finished in run.record.rounds:
         for site, work in finished.sites.items():
             yield (run.cell.label, finished.round, site, work.sent, work.received, work.seconds, work.loss)

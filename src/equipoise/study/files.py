@@ -25,7 +25,7 @@ def to_csv(results: StudyResults) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = [f"{metric}{suffix}" for metric in METRICS for suffix in ("", "_std", "_paper")]
-    writer.writerow(["study", "data", "cohort", "method", "view", "seeds", *columns, *COSTS, "rule"])
+    writer.writerow(["study", "data", "tables", "cohort", "method", "view", "seeds", *columns, *COSTS, "rule"])
     for row in (row for row in results.rows if row.runs):
         for line in _csv_lines(results, row):
             writer.writerow([*line, results.rule])
@@ -36,7 +36,7 @@ def _csv_lines(results: StudyResults, row: RowResult) -> Iterator[list[Any]]:
     seeds = " ".join(str(run.cell.seed) for run in row.runs)
 
     def labels(cohort: str, view: str) -> list[str]:
-        return [results.study.name, row.data, cohort, row.row.name, view, seeds]
+        return [results.study.name, row.data, "; ".join(row.row.tables), cohort, row.row.name, view, seeds]
 
     own = cost(results, row)
     yield [*labels("", row.view), *_csv_scores(row.scores, row.row.paper), *(own[key] for key in COSTS)]
@@ -60,7 +60,7 @@ def _csv_scores(scores: Spreads, paper: Mapping[Metric, float]) -> list[float | 
 def to_latex(results: StudyResults) -> str:
     r"""Every table as a `table` for `\usepackage{booktabs}`, the best of each column in bold, notes beneath; then those
     of sites, unseen cohorts and costs."""
-    parts = []
+    parts = ["% needs \\usepackage{booktabs}\n"]
     for data in results.data_names:
         parts += [_latex_scores(table) for table in tables_of(results, data)]
         parts += [_latex_side(table) for table in side_tables(results, data)]
@@ -85,10 +85,11 @@ def _latex_side(table: SideTable) -> str:
 
 def _latex(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, list[str]]], beneath: str = "") -> str:
     """A `table` whose cells are LaTeX already, and whose other texts are not."""
-    note = [rf"\par\footnotesize {latex_text(beneath)}"] if beneath else []
+    note = [rf"\par {latex_text(beneath)}"] if beneath else []
     return "\n".join(
         [
             r"\begin{table}",
+            r"\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{latex_text(caption)}}}",
             r"\begin{tabular}{l" + "r" * len(heads) + "}",
             r"\toprule",

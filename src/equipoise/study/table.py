@@ -9,7 +9,7 @@ from functools import cached_property
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
-from equipoise.study.cost import COST_CAPTION, COST_TITLES, cost_cells, pooled_rows, shared_times
+from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, shared_times
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.study.rows import RowResult
 from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
@@ -60,7 +60,7 @@ class StudyTable:
     def caption(self) -> str:
         """What the table shows; one that is a paper's is told from the numbering around it."""
         study, name = self.results.study, self.name
-        if study.paper and name.startswith(PAPERS_OWN):
+        if name.startswith(PAPERS_OWN) and any(row.row.paper for row in self.rows):
             name = f"The paper's {name}"
         texts = (name, study.title or study.name, self.data, f"{self.results.part.capitalize()}, per cent.")
         return ". ".join(text for text in texts if text)
@@ -76,7 +76,7 @@ class StudyTable:
     def is_best(self, row: RowResult, column: Column) -> bool:
         """True for every row whose mean is that of the best one; pooled training, which is no choice, takes no part."""
         known = [own.scores[column.metric].mean for own in self.rows if column.metric in own.scores and not own.pooled]
-        if column.paper or row.pooled or column.metric not in row.scores:
+        if self.uneven or column.paper or row.pooled or column.metric not in row.scores:
             return False
         best = max(known) if HIGHER_IS_BETTER[column.metric] else min(known)
         return abs(row.scores[column.metric].mean - best) <= ROUNDING
@@ -84,9 +84,20 @@ class StudyTable:
     # ---- tests ----------------------------------------------------------------------------------
 
     @cached_property
+    def uneven(self) -> dict[str, list[str]]:
+        """Sites that a row's mean lacks and another's has: where there are any, means do not compare."""
+        if self.results.study.scope == "common":
+            return {}
+        sites = {row.row.name: set(row.places("site")) for row in self.rows if row.runs}
+        everywhere = set[str]().union(*sites.values())
+        return {name: sorted(everywhere - own) for name, own in sites.items() if own and everywhere - own}
+
+    @cached_property
     def comparisons(self) -> list[Comparison]:
         """Paired tests between the best row of this table and its others, pooled training apart."""
         study = self.results.study
+        if self.uneven:
+            return []
         metric, by_site = study.primary, study.pairs == "seeds and sites"
         values = {row.row.name: row.values(metric, by_site) for row in self.rows if not row.pooled}
         return compare_with_best(values, HIGHER_IS_BETTER[metric])
@@ -111,10 +122,11 @@ class StudyTable:
         pairs = sorted({comparison.pairs for comparison in comparisons})
         # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
         least = 2.0 ** (1 - pairs[-1])
+        metric = METRIC_TITLES[self.results.study.primary]
         return (
-            f"† differs from {comparisons[0].best} by the paired t-test, ‡ by Wilcoxon's test too (p < {SIGNIFICANT}, "
-            f"Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} pairs, with which "
-            f"Wilcoxon's p before correction is at least {least:.2g})."
+            f"† {metric} differs from {comparisons[0].best}'s by the paired t-test, ‡ by Wilcoxon's test too (p < "
+            f"{SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} pairs, with "
+            f"which Wilcoxon's p before correction is at least {least:.2g})."
         )
 
     # ---- notes ----------------------------------------------------------------------------------
@@ -129,6 +141,12 @@ class StudyTable:
         if alone:
             found += [f"{text}." for text in remarks.leaks(rows)]
         found += _seeds_note(rows)
+        if self.uneven:
+            lacking = "; ".join(f"{name} lacks {', '.join(sites)}" for name, sites in self.uneven.items())
+            found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
+        pooled = [row.row.name for row in rows if row.runs and row.pooled]
+        if pooled:
+            found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; not in bold nor tested.")
         found += [self.tests_note] if self.tests_note else []
         if any(row.row.paper for row in rows) and study.paper:
             found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
@@ -145,13 +163,16 @@ def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
 
 
 def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
-    counts = sorted({len(row.runs) for row in rows if row.runs})
-    if not counts:
+    by_count: dict[int, list[str]] = {}
+    for row in (row for row in rows if row.runs):
+        by_count.setdefault(len(row.runs), []).append(row.row.name)
+    if not by_count:
         return []
-    if counts[-1] == 1:
+    most, *fewer = sorted(by_count, reverse=True)
+    if most == 1:
         return ["One seed."]
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return [f"Mean ± sample standard deviation over {seeds} seeds."]
+    less = "".join(f"; {count} for {', '.join(by_count[count])}" for count in fewer)
+    return [f"Mean ± sample standard deviation over {most} seeds{less}."]
 
 
 # ---- cells ---------------------------------------------------------------------------------------
@@ -198,17 +219,17 @@ def site_table(results: StudyResults, data: str) -> SideTable | None:
     lines = [
         (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites]) for row in rows
     ]
-    return SideTable(f"{METRIC_TITLES[primary]} by site.", sites, lines)
+    return SideTable(_of(data, f"{METRIC_TITLES[primary]} by site."), sites, lines)
 
 
 def cohort_tables(results: StudyResults, data: str) -> list[SideTable]:
     """A table for each unseen cohort."""
     rows = _finished(results, data)
     cohorts = dict.fromkeys(cohort for row in rows for cohort in row.places("cohort"))
-    return [_cohort_table(results, rows, cohort) for cohort in cohorts]
+    return [_cohort_table(results, rows, data, cohort) for cohort in cohorts]
 
 
-def _cohort_table(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> SideTable:
+def _cohort_table(results: StudyResults, rows: Sequence[RowResult], data: str, cohort: str) -> SideTable:
     """An unseen cohort: the personal model of the first site, or else the global model."""
     ours = [Column(metric) for metric in results.study.metrics]
     papers = [Column(m, paper=True) for m in METRICS if any(m in row.row.paper_cohort for row in rows)]
@@ -222,7 +243,7 @@ def _cohort_table(results: StudyResults, rows: Sequence[RowResult], cohort: str)
             cells.append(decimals(row.row.paper_cohort.get(column.metric), known))
         lines.append((row.row.name, [view, *cells]))
     text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
-    return SideTable(text, ["Model", *(heading(results, column) for column in (*ours, *papers))], lines)
+    return SideTable(_of(data, text), ["Model", *(heading(results, column) for column in (*ours, *papers))], lines)
 
 
 def cost_table(results: StudyResults, data: str) -> SideTable | None:
@@ -230,14 +251,19 @@ def cost_table(results: StudyResults, data: str) -> SideTable | None:
     rows = _finished(results, data)
     if not rows:
         return None
-    text = " ".join([COST_CAPTION, *shared_times(rows), *pooled_rows(rows)])
-    return SideTable(text, COST_TITLES, [(row.row.name, cost_cells(results, row)) for row in rows])
+    text = " ".join([cost_caption(rows), *shared_times(rows), *pooled_rows(rows)])
+    return SideTable(_of(data, text), COST_TITLES, [(row.row.name, cost_cells(results, row)) for row in rows])
 
 
 def side_tables(results: StudyResults, data: str) -> list[SideTable]:
     """All of them, in order."""
     every = (site_table(results, data), *cohort_tables(results, data), cost_table(results, data))
     return [table for table in every if table]
+
+
+def _of(data: str, caption: str) -> str:
+    """A caption that names the data set, where the study has several."""
+    return f"{data}: {caption}" if data else caption
 
 
 def _finished(results: StudyResults, data: str) -> list[RowResult]:

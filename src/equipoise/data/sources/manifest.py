@@ -58,7 +58,8 @@ def _check_rows(rows: dict[int, dict[str, str]], root: Path, listed: bool) -> No
             raise UserError(f"{root}, line {line}: site is empty, though other lines name theirs")
         split = row.get("split", "").lower()
         if given and split not in PARTS:
-            raise UserError(f"{root}, line {line}: unknown split {split!r}; use train, valid or test")
+            what = f"unknown split {split!r}" if split else "split is empty, though other lines name theirs"
+            raise UserError(f"{root}, line {line}: {what}; use train, valid or test")
     for column, what in (("site", "sites"),) if listed else (("label", "classes"), ("site", "sites")):
         places: dict[str, str] = {}
         for line, row in rows.items():
