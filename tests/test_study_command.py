@@ -59,7 +59,7 @@ def equipoise(monkeypatch, capsys, tmp_path):
         ({"seeds": 1}, "seeds: expected a list (got 1)"),
         ({"row": ROWS[0]}, "expected a list of tables: [[row]]"),
         ({"metrics": ["ece", "ece"]}, "a metric is named twice"),
-        ({"row": [{"name": "x" * 101, "method": "fedavg"}]}, "at most 100 characters"),
+        ({"row": [{"name": "x" * 101, "method": "fedavg"}]}, "up to 100 letters"),
         ({"row": [ROWS[0] | {"settings": {"fedprox": {"mu": 1.0}}}]}, "options of fedprox have no effect"),
     ],
 )
@@ -277,3 +277,14 @@ def test_a_study_of_a_common_set_is_refused_before_it_trains_on_data_without_one
     code, _, err = equipoise(str(source))
     assert code == 2 and "has no common test set" in err and "data.phantom.common = true" in err
     assert not Path("studies").exists()
+
+
+def test_a_plan_tells_of_runs_begun_and_of_finished_ones_with_other_settings(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml", row=ROWS[:1]))
+    assert equipoise(source)[0] == 0
+    code, _, err = equipoise(source, "--plan", "--set", "train.epochs=2")
+    assert code == 2 and "1 of the finished runs cannot be used" in err and "train.epochs = 1, now 2" in err
+    events = Path("studies/small/runs/fedavg-seed1/events.jsonl")
+    events.write_bytes(b"".join(events.read_bytes().splitlines(keepends=True)[:-1]))  # as if it had been stopped
+    code, out, _ = equipoise(source, "--plan")
+    assert code == 0 and "begun" in out and "fedavg" in out

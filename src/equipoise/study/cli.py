@@ -71,7 +71,7 @@ def study(
         if config.scope == "common":
             check_common_sets(config, planned)
         if plan:
-            print_plan(cells)
+            print_plan(planned)
             return
         outcome = _run(planned, folder, together, limit_seconds, keep, track or [])
     _conclude(config, folder, outcome, report_only)
@@ -162,19 +162,28 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
         )
 
 
-def print_plan(cells: Sequence[Cell]) -> None:
-    """The runs of the grid, row by row, with what has been done."""
-    from equipoise.study.runner import is_finished
+def print_plan(planned: Sequence[tuple[Cell, Config]]) -> None:
+    """The runs of the grid, row by row, with what has been done, and what stands in the way."""
+    from equipoise.study.runner import check_finished, is_finished
 
-    table = Table("row", "method", "data", "finished", "to run", box=SIMPLE_HEAD)
-    rows: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
-    for one in cells:
-        key = (one.row.name, one.row.method, one.data.name if one.data else "")
-        rows.setdefault(key, ([], []))[0 if is_finished(one.folder) else 1].append(str(one.seed))
-    for key, (done, left) in rows.items():
-        table.add_row(*key, ", ".join(done), ", ".join(left))
+    table = Table("row", "method", "data", "finished", "begun", "to run", box=SIMPLE_HEAD)
+    rows: dict[tuple[str, str, str], tuple[list[str], list[str], list[str]]] = {}
+    problems: list[str] = []
+    for cell, config in planned:
+        finished, begun = is_finished(cell.folder), (cell.folder / "events.jsonl").exists()
+        key = (cell.row.name, cell.row.method, cell.data.name if cell.data else "")
+        rows.setdefault(key, ([], [], []))[0 if finished else 1 if begun else 2].append(str(cell.seed))
+        try:
+            if finished:
+                check_finished(cell, config)
+        except UserError as problem:
+            problems.append(str(problem))
+    for key, columns in rows.items():
+        table.add_row(*key, *map(", ".join, columns))
     console.print(table)
-    console.print("finished, to run: seeds. Nothing was run.", style="dim")
+    console.print("finished, begun, to run: seeds. Nothing was run.", style="dim")
+    if problems:
+        raise UserError(f"{len(problems)} of the finished runs cannot be used; the first: {problems[0]}")
 
 
 def _rows(config: StudyConfig, asked: Sequence[str] | None) -> list[str] | None:

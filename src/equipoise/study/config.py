@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -27,9 +28,20 @@ METRICS: tuple[Metric, ...] = (
     "worst_class_recall",
     "ece",
 )
-#: what a row or a data set may be called: it names folders
-NAME = r"^[A-Za-z0-9][A-Za-z0-9 .,+=_-]*$"
-Name = Annotated[str, Field(pattern=NAME, max_length=100)]
+
+
+def check_name(name: str) -> str:
+    """Refuse a name that could not be a folder's.
+
+    Raises:
+        ValueError: saying what names are made of
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .,+=_-]{0,99}", name):
+        raise ValueError("a name has up to 100 letters, digits, spaces and .,+=_- and begins with a letter or digit")
+    return name
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 #: what a row and its seed decide, and no setting may
 DECIDED = ("method", "seed", "name")

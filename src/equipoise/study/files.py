@@ -60,14 +60,17 @@ def _csv_scores(scores: Spreads, paper: Mapping[Metric, float]) -> list[float | 
 def to_latex(results: StudyResults) -> str:
     r"""Every table as a `table` for `\usepackage{booktabs}`, the best of each column in bold, notes beneath; then those
     of sites, unseen cohorts and costs."""
-    parts = ["% needs \\usepackage{booktabs}\n"]
+    tables: list[StudyTable | SideTable] = []
     for data in results.data_names:
-        parts += [_latex_scores(table) for table in tables_of(results, data)]
-        parts += [_latex_side(table) for table in side_tables(results, data)]
+        tables += [*tables_of(results, data), *side_tables(results, data)]
+    parts = ["% needs \\usepackage{booktabs}\n"]
+    for place, table in enumerate(tables, start=1):
+        label = f"{results.study.name}-{place}"
+        parts.append(_latex_scores(table, label) if isinstance(table, StudyTable) else _latex_side(table, label))
     return "\n".join(parts)
 
 
-def _latex_scores(table: StudyTable) -> str:
+def _latex_scores(table: StudyTable, label: str) -> str:
     lines = []
     for row in table.rows:
         cells = []
@@ -75,22 +78,24 @@ def _latex_scores(table: StudyTable) -> str:
             text = latex_text(table.cell(row, column))
             cells.append(rf"\textbf{{{text}}}" if table.is_best(row, column) else text)
         lines.append((row.row.name, cells))
-    return _latex(table.caption, table.heads, lines, " ".join(table.notes()))
+    return _latex(label, table.caption, table.heads, lines, " ".join(table.notes()))
 
 
-def _latex_side(table: SideTable) -> str:
+def _latex_side(table: SideTable, label: str) -> str:
     lines = [(name, [latex_text(text) for text in cells]) for name, cells in table.lines]
-    return _latex(table.caption, table.heads, lines)
+    return _latex(label, table.caption, table.heads, lines)
 
 
-def _latex(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, list[str]]], beneath: str = "") -> str:
+def _latex(
+    label: str, caption: str, heads: Sequence[str], lines: Sequence[tuple[str, list[str]]], beneath: str = ""
+) -> str:
     """A `table` whose cells are LaTeX already, and whose other texts are not."""
     note = [rf"\par {latex_text(beneath)}"] if beneath else []
     return "\n".join(
         [
             r"\begin{table}",
             r"\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{latex_text(caption)}}}",
+            rf"\caption{{{latex_text(caption)}}}\label{{tab:{label}}}",
             r"\begin{tabular}{l" + "r" * len(heads) + "}",
             r"\toprule",
             " & ".join(map(latex_text, ["Method", *heads])) + r" \\",
