@@ -84,6 +84,12 @@ def test_predict_gives_probabilities_of_the_global_and_a_personal_model(equipois
     assert code == 2 and "--site" in err
     code, _, err = equipoise("predict", "fedavg", "images/a/missing.png")
     assert code == 2 and "missing.png" in err
+    code, out, _ = equipoise("predict", "fedavg", "images/a/a0.png", "images/a/a0.png", "--csv")
+    head, *lines = out.split()
+    assert code == 0 and head.startswith("image,prediction,nevus") and len(lines) == 2
+    name, found, *probabilities = lines[0].split(",")
+    assert (name, lines[1]) == ("images/a/a0.png", lines[0]) and found in head.split(",")
+    assert abs(sum(map(float, probabilities)) - 1) < 1e-5
 
 
 def test_methods_lists_each_with_paper_year_change_what_it_sends_and_costs(equipoise):
