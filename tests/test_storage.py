@@ -153,5 +153,8 @@ def test_a_block_that_fails_lets_go_of_its_lock(tmp_path):
 
 def test_a_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "fcntl", None)
-    with locked(tmp_path / "lock", wait=False), locked(tmp_path / "lock", wait=True):
-        pass
+    entered = 0
+    for _ in range(2):
+        with locked(tmp_path / "lock", wait=False), locked(tmp_path / "lock", wait=True):
+            entered += 1
+    assert entered == 2

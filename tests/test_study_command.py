@@ -277,6 +277,7 @@ def test_a_study_of_a_common_set_is_refused_before_it_trains_on_data_without_one
     code, _, err = equipoise(str(source))
     assert code == 2 and "has no common test set" in err and "data.phantom.common = true" in err
     assert not Path("studies").exists()
+    assert equipoise(str(source), "--plan")[0] == 0, "a plan needs no data"
 
 
 def test_a_plan_tells_of_runs_begun_and_of_finished_ones_with_other_settings(equipoise, tmp_path):

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from equipoise import __version__
 from equipoise.errors import UserError, install
-from equipoise.prediction import Predictor, damage_named, load_predictor, probabilities_of
+from equipoise.prediction import Predictor, load_predictor, probabilities_of, run_damage_named
 from equipoise.storage import replacing
 
 Program = Callable[[Tensor], Tensor]
@@ -40,8 +40,10 @@ def export_model(run: Path, file: Path, site: str | None = None) -> dict[str, An
         raise UserError(f"{file}: the name of a model ends in {' or '.join(WRITERS)}")
     if file.exists():
         raise UserError(f"{file} exists already; name another file")
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first")
     predictor = load_predictor(run, site)
-    with damage_named(run):
+    with run_damage_named(run):
         card = _card(run, site, predictor)
     expected = _examples(predictor)
     with replacing(file) as draft:

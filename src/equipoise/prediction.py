@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -20,7 +19,7 @@ from equipoise.data.augment import build_augmentation, shades_of_grey
 from equipoise.data.raw import decode
 from equipoise.engine.contract import Batch, Client, Setting
 from equipoise.engine.events import first_event
-from equipoise.engine.files import read_payload, safe_name
+from equipoise.engine.files import damage_named, read_payload, safe_name
 from equipoise.engine.protocol import Payload
 from equipoise.engine.states import KEPT
 from equipoise.errors import UserError
@@ -60,18 +59,14 @@ class Predictor(nn.Module):
         return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None))).softmax(1)
 
 
-@contextmanager
-def damage_named(run: Path) -> Iterator[None]:
-    """Say that a run is damaged where reading it fails."""
-    try:
-        yield
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
-        raise UserError(f"the run in {run} is damaged: {problem}; take it from a copy, or train it again") from None
+def run_damage_named(run: Path) -> AbstractContextManager[None]:
+    """Says that a run is damaged where what it holds cannot be used; weights of another shape are a RuntimeError."""
+    return damage_named(f"the run in {run}", "take it from a copy, or train it again", RuntimeError)
 
 
 def load_predictor(run: Path, site: str | None = None) -> Predictor:
     """The selected global model of a finished run, or a site's personal one, on the CPU."""
-    with damage_named(run):
+    with run_damage_named(run):
         return _load(run, site)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from equipoise.data.federation import Federation
-from equipoise.engine.files import read_payload, write_payload
+from equipoise.engine.files import damage_named, read_payload, write_payload
 from equipoise.engine.protocol import Payload, Value
-from equipoise.errors import UserError, first_line
+from equipoise.errors import UserError
 from equipoise.storage import write_text
 
 
@@ -75,19 +75,10 @@ class Checkpoints:
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
 
-    @contextmanager
-    def damage_named(self) -> Iterator[None]:
-        """Say that a checkpoint is damaged, and what to do, where what it holds cannot be used.
-
-        A device without memory, or a file that may not be read, is another matter, and no reason to delete anything.
-        """
-        try:
-            yield
-        except (FileNotFoundError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as problem:
-            raise UserError(
-                f"a checkpoint in {self.folder.parent} is damaged ({first_line(problem)}); delete the folder to run it "
-                "anew, or choose another --out"
-            ) from None
+    def damage_named(self) -> AbstractContextManager[None]:
+        """Says that a checkpoint is damaged, and what to do, where what it holds cannot be used."""
+        remedy = "delete the folder to run it anew, or choose another --out"
+        return damage_named(f"a checkpoint in {self.folder.parent}", remedy)
 
     def manifest(self, round_number: int) -> Manifest:
         """A checkpoint's manifest."""

@@ -16,12 +16,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.engine.protocol import Payload, Value, flatten, unflatten
-from equipoise.errors import FolderBusy, UserError
+from equipoise.errors import FolderBusy, UserError, first_line
 from equipoise.storage import locked, replacing
 
 LONGEST_NAME = 120
 #: what marks a folder as a run's, or a pilot's
 OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot", "study.json"}
+
+#: what files that hold something else than they should show themselves by
+DAMAGE: tuple[type[Exception], ...] = (
+    FileNotFoundError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    SafetensorError,
+)
 
 
 def safe_name(name: str) -> str:
@@ -71,6 +81,18 @@ def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
     except SafetensorError as problem:  # a full disk, above all
         number = re.search(r"os error (\d+)", str(problem))
         raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
+
+
+@contextlib.contextmanager
+def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Say what is damaged, and what to do, where what files hold cannot be used; `more` are further signs of it.
+
+    A device without memory, or a file that may not be read, is another matter, and no reason to delete anything.
+    """
+    try:
+        yield
+    except DAMAGE + more as problem:
+        raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
 
 
 def read_payload(path: Path) -> Payload:

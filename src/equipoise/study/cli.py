@@ -46,8 +46,8 @@ def study(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
-    from equipoise.study.config import check_common_sets, grid, load_study
-    from equipoise.study.runner import Outcome
+    from equipoise.study.config import grid, load_study
+    from equipoise.study.runner import Outcome, check_common_sets
 
     if source == "list":
         list_studies()
@@ -68,11 +68,11 @@ def study(
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = _planned(config, cells, [*over, *(settings or [])])
-        if config.scope == "common":
-            check_common_sets(config, planned)
         if plan:
             print_plan(planned)
             return
+        if config.scope == "common":
+            check_common_sets(config, planned)
         outcome = _run(planned, folder, together, limit_seconds, keep, track or [])
     _conclude(config, folder, outcome, report_only)
 

@@ -13,7 +13,6 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from equipoise.config import Config, Table, parse_toml, validated
-from equipoise.data import load_federation
 from equipoise.errors import UserError
 from equipoise.methods import all_options, get_method, method_names
 from equipoise.runs import make_config, refuse_idle_options
@@ -286,19 +285,13 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     return make_config(study.preset, [*over, *settings], where, **top)
 
 
-def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
-    """Refuse, before anything is trained, data without the common test set that the study's scope needs."""
-    for name, (cell, config) in {(cell.data and cell.data.name): (cell, config) for cell, config in planned}.items():
-        if load_federation(config.data, cell.seed).common is None:
-            raise UserError(no_common_set(study.name, f"the data {name}" if name else f"{config.data.name}"))
-
-
-def no_common_set(study: str, what: str) -> str:
-    """What to do where a study of a common test set finds none."""
-    return (
-        f'study {study} has scope = "common", but {what} has no common test set. Write scope = "sites" into the study '
-        "file, or run it on data with a common set: a store made with one, data.phantom.common = true, or a drawn "
-        "data.partition"
+def no_common_set(study: StudyConfig, whose: str, part: str, held: str = "") -> UserError:
+    """What is told, and advised, where a study of a common set finds none; `held` names who has its images."""
+    holders = f": {part} images are held by {held}" if held else ""
+    return UserError(
+        f'study {study.name} has scope = "common", but the data of {whose} has no common {part} set{holders}. Write '
+        'scope = "sites" into the study file, or run it on data with a common set: a store made with one, '
+        "data.phantom.common = true, or a drawn data.partition"
     )
 
 

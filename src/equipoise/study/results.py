@@ -13,7 +13,7 @@ from equipoise.config import EvaluationConfig
 from equipoise.errors import UserError, first_line
 from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
-from equipoise.study.config import Cell, StudyConfig, cell_config, deviations, known_cells
+from equipoise.study.config import Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
 from equipoise.study.rows import RowResult, RunResult, holders
 from equipoise.study.runner import REMEDY, DamagedRun, is_finished, shared_with
 from equipoise.study.statistics import Ranking, ranking
@@ -179,8 +179,4 @@ def _check_common(study: StudyConfig, runs: Sequence[RunResult]) -> None:
     """Refuse to call a mean over sites a score on a common set."""
     for run in (run for run in runs if not run.on_common_set):
         part, held = PART_TITLES[study.part], ", ".join(run.judges) or "nobody"
-        raise UserError(
-            f'study {study.name} has scope = "common", but the data of {run.cell.label} has no common {part} set: '
-            f'{part} images are held by {held}. Write scope = "sites" into the study file, or run it on data with a '
-            "common set: a store made with one, data.phantom.common = true, or a drawn data.partition"
-        )
+        raise no_common_set(study, run.cell.label, part, held)

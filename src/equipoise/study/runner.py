@@ -20,13 +20,14 @@ from typing import Protocol
 import torch
 
 from equipoise.config import Config
+from equipoise.data import load_federation
 from equipoise.engine.events import first_event
 from equipoise.engine.files import claimed_folder, refuse_foreign
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
 from equipoise.storage import write_text
-from equipoise.study.config import Cell, deviations
+from equipoise.study.config import Cell, StudyConfig, deviations, no_common_set
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
@@ -105,6 +106,14 @@ def check_finished(cell: Cell, config: Config) -> None:
         raise UserError(
             f"{cell.folder} holds a finished run with other settings ({changes}); delete it, or choose another --out"
         )
+
+
+def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
+    """Refuse, before anything is trained, data without the common test set that the study's scope needs."""
+    to_run = [(cell, config) for cell, config in planned if not is_finished(cell.folder)]
+    for cell, config in {(cell.data and cell.data.name): (cell, config) for cell, config in to_run}.values():
+        if load_federation(config.data, cell.seed).common is None:
+            raise no_common_set(study, cell.label, "test")
 
 
 class Limit:
