@@ -527,6 +527,8 @@ def test_whatever_leaves_is_on_the_disclosure_sheet_and_batch_norm_only_with_a_g
 
 def test_the_global_model_is_the_mean_of_all_deputies_and_costs_the_personal_ones_nothing(tmp_path):
     plain = run_tiny(tmp_path / "plain", "prr", "train.rounds=1")
+    (start,) = events(plain, "start")
+    assert start["model_bytes"] > 4 * start["parameters"], "the size of the net, though each site has its own message"
     viewed = run_tiny(tmp_path / "viewed", "prr", "train.rounds=1", "prr.global_view=true")
     assert_same_bits(site_states(plain), site_states(viewed))
     means = {

@@ -133,7 +133,7 @@ class Run:
         return None
 
     def _start(self) -> Turns:
-        shared = self.server.message()
+        net = self.setting.new_net()
         self._tell(
             "start",
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -148,8 +148,8 @@ class Run:
             warnings=[*self.federation.warnings, *ineffective(self.setting, self.engine.client, self._tested_sites())],
             disclosure=run_sheet(self.method, self.engine.client),
             paper=self.method.paper,
-            parameters=sum(p.numel() for p in self.setting.new_net().parameters()),
-            model_bytes=payload_bytes({k: v for k, v in shared.items() if isinstance(v, dict)}),
+            parameters=sum(p.numel() for p in net.parameters()),
+            model_bytes=payload_bytes({"net": net.state_dict()}),
         )
         # What is gathered here holds for the whole run: every site has to answer.
         yield from self._transact(0, "the start", lambda _: self.server.start(self.sites), len(self.sites))
