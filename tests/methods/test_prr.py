@@ -497,6 +497,30 @@ def test_prototypes_that_travel_every_epoch_are_newer():
     assert [float(ask.payload["prototypes"].mean()) for ask in asks] == [0.0, 1.0, 1.0]  # type: ignore[union-attr]
 
 
+def test_prototypes_as_released_are_ones_with_unit_noise_when_a_round_begins():
+    options = ("train.epochs=2", "prr.prototype_exchange=released", "prr.spread=clamped")
+    server = PRRServer(setting_of(*options))
+    reply = update(server, 1) | {"prototypes": torch.full((4, 128), 7.0), "prototype_counts": torch.ones(4)}
+    sent = [[ask.payload["prototypes"] for ask in answered(server, n, {"a": reply, "b": reply})] for n in (1, 2)]
+    for first, second in sent:
+        assert abs(float(first.mean()) - 1) < 0.2 and abs(float(first.std()) - 1) < 0.2
+        assert abs(float(second.mean()) - 7) < 0.2, "the epoch before has said what they are"
+    assert not torch.equal(sent[0][0], sent[1][0])
+
+
+def test_a_site_begins_a_round_with_prototypes_of_ones_as_released(tmp_path):
+    """With one epoch a round and no noise both sides are ones every time, so that no class weighs more than another."""
+    common = ("train.epochs=1", "train.rounds=3", "data.phantom.images=80", "prr.spread=none")
+    weightless = run_tiny(tmp_path / "weightless", "prr", *common, "prr.warmup=9")
+    exchanges = ("round", "released")
+    kept, forgotten = (
+        run_tiny(tmp_path / way, "prr", *common, "prr.warmup=0", f"prr.prototype_exchange={way}") for way in exchanges
+    )
+    expected = server_state(weightless)["model/head.weight"]
+    assert torch.equal(server_state(forgotten)["model/head.weight"], expected)
+    assert not torch.equal(server_state(kept)["model/head.weight"], expected)
+
+
 # ---- what leaves a site ----------------------------------------------------------------------------
 
 

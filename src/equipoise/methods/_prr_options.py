@@ -39,8 +39,10 @@ class PRROptions(Table):
     spread: Literal["biased", "clamped", "none"] = Field(
         "biased", description="deviation around the mean of prototypes: the paper's, the released (>= 1), or none"
     )
-    prototype_exchange: Literal["round", "epoch"] = Field(
-        "round", description="how often prototypes travel; epoch: as released, one exchange per local epoch"
+    prototype_exchange: Literal["round", "epoch", "released"] = Field(
+        "round",
+        description="how often prototypes travel; epoch: after each local epoch; "
+        "released: so too, and every round begins with prototypes of ones",
     )
 
     global_view: bool = Field(
@@ -83,7 +85,12 @@ class PRROptions(Table):
     @property
     def asks_by_epoch(self) -> bool:
         """Whether a round is one ask for each local epoch."""
-        return self.cpa_local and self.prototype_exchange == "epoch"
+        return self.cpa_local and self.prototype_exchange != "round"
+
+    @property
+    def forgets_prototypes(self) -> bool:
+        """Whether a round begins without the prototypes of the one before."""
+        return self.cpa_local and self.prototype_exchange == "released"
 
     @property
     def phase(self) -> str:

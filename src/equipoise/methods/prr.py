@@ -82,6 +82,9 @@ class PRRServer(FedBNServer):
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         last = self.setting.config.train.epochs - 1 if self.options.asks_by_epoch else 0
         deputies: dict[str, Value | PerSite] = {"model": self.deputies(sites)}
+        if self.options.forgets_prototypes:
+            ones = torch.ones_like(self.state.prototypes)
+            self.state.prototypes = self.sample_prototypes(ones[None], number, "start")
         for epoch in range(last):
             replies = yield Ask("epoch", sites, epoch=epoch, **deputies, **self.balance())
             self.merge_prototypes(replies, number, epoch)
@@ -129,13 +132,16 @@ class PRRServer(FedBNServer):
 
     def merge_prototypes(self, replies: Replies, number: int, epoch: int) -> None:
         """Global prototypes, sampled around the mean over sites; a class that nobody sent keeps its old one."""
-        old = self.state.prototypes
-        generator = self.random(f"prototypes-{epoch}", number)
-        noise = torch.randn(old.shape, generator=generator, device=old.device)
         present = torch.stack(replies.values("prototype_counts")) > 0
         local = torch.stack(replies.values("prototypes"))
-        merged = global_prototypes(local, noise, self.options.spread, present)
-        self.state.prototypes = torch.where(present.any(0)[:, None], merged, old)
+        merged = self.sample_prototypes(local, number, epoch, present)
+        self.state.prototypes = torch.where(present.any(0)[:, None], merged, self.state.prototypes)
+
+    def sample_prototypes(self, local: Tensor, number: int, epoch: int | str, present: Tensor | None = None) -> Tensor:
+        """Global prototypes (C, D) around the mean of local ones (K, C, D), with this epoch's noise."""
+        generator = self.random(f"prototypes-{epoch}", number)
+        noise = torch.randn(local.shape[1:], generator=generator, device=local.device)
+        return global_prototypes(local, noise, self.options.spread, present)
 
 
 class PRRClient(CPAClient):
@@ -205,8 +211,8 @@ class PRRClient(CPAClient):
         epochs = self.config.train.epochs
         if first > 0:
             self.copy(self.parked, self.deputy, self.shared)
-        elif self.options.staged:
-            self.stage.fill_(next_stage(0, 0.0, 0.0))
+        else:
+            self.begin_round()
         for epoch in range(first, min(first + most, epochs)):
             if self.options.staged:
                 self.take_stage()
@@ -217,6 +223,13 @@ class PRRClient(CPAClient):
                 self.renew_prototypes()
             if self.options.staged and epoch + 1 < epochs:
                 yield from self.choose_stage()
+
+    def begin_round(self) -> None:
+        """What a round forgets of the one before: DET's step, and with `released` the prototypes."""
+        if self.options.staged:
+            self.stage.fill_(next_stage(0, 0.0, 0.0))
+        if self.options.forgets_prototypes:
+            self.local_prototypes.fill_(1.0)
 
     def take_stage(self) -> None:
         """Set who learns from whom in the present step, and begin to count predictions anew."""
