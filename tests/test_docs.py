@@ -42,7 +42,7 @@ STUDIES = {
             "fedproto": "FedProto",
             "fml": "FML",
             "prr": "PRR, the paper's reading",
-            "prr-released": "PRR, as released",
+            "prr-released": "PRR, nearly as released",
         },
     ),
     "prr-dermoscopy-grouped": (

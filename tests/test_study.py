@@ -688,7 +688,7 @@ def test_validation_scores_of_a_study_are_those_of_the_selected_round_in_the_eve
         recall = dict(zip(results.runs[0].record.start.classes, 100 * counts.diagonal() / counts.sum(1)))
         assert {name: each["mean"] for name, each in row["recall"].items()} == pytest.approx(recall)
     page = render(results)
-    assert "rarest classes over all validation images" in page and "test images;" not in page
+    assert "Recall of each class over all validation images" in page and "test images;" not in page
 
 
 def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path, capsys):

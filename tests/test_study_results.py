@@ -14,15 +14,18 @@ import pytest
 from equipoise.errors import UserError
 from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
+from equipoise.report.plotting import style
 from equipoise.report.record import SiteCounts
 from equipoise.study import load_study
+from equipoise.study.figures import _beside
+from equipoise.study.figures import cost as cost_figure
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.remarks import warnings
 from equipoise.study.report import render
-from equipoise.study.results import collect
+from equipoise.study.results import StudyResults, collect
 from equipoise.study.statistics import compare_with_best
 from equipoise.study.summary import summary
-from equipoise.study.table import decimals, side_tables, tables_of
+from equipoise.study.table import decimals, side_tables, tables_of, tables_to_come
 from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +67,11 @@ def test_warnings_of_runs_stand_once_with_the_runs_they_hold_for(tmp_path):
         "prr: label_smoothing = 0.1 has no effect",
     ]
     page = render(results)
-    assert page.index("<h2>Warnings</h2>") < page.index("label_smoothing = 0.1 has no effect") < page.index("<section")
+    assert (
+        page.index('<h2 id="warnings">Warnings</h2>')
+        < page.index("label_smoothing = 0.1 has no effect")
+        < page.index("<section")
+    )
 
 
 def test_groups_shared_with_training_are_told_under_every_table_and_once_in_the_report(tmp_path):
@@ -116,7 +123,7 @@ def test_seeds_and_rows_of_the_first_wave_that_are_not_there_are_told(tmp_path):
     assert found["not_run"] == ["fedavg (seeds 2, 3)", "prr (seed 1)", "central"]
     assert found["later"] == ["kept"] and found["unfinished"] == []
     page = render(results)
-    assert "Not run yet: fedavg (seeds 2, 3), prr (seed 1), central." in page and "4 finished, 4 not" in page
+    assert "Not run yet: fedavg (seeds 2, 3); prr (seed 1); central." in page and "4 finished, 4 not" in page
 
 
 def test_a_run_that_was_begun_is_not_called_unrun(tmp_path):
@@ -359,7 +366,8 @@ def test_what_is_sent_is_told_by_entry_where_runs_do(tmp_path):
     results = collect(study, tmp_path)
     row = next(row for row in summary(results)["rows"] if row["method"] == "prr")
     assert row["cost"]["sent_by_entry"] == sizes["entries"]
-    assert "1.00 kB (model 992 bytes, prototypes 768 bytes)" in to_markdown(results)
+    told = "Sent by fedavg, prr, local: model 992 bytes, prototypes 768 bytes."
+    assert all(told in text for text in (to_markdown(results), to_latex(results), render(results)))
 
 
 def test_a_small_share_of_traffic_keeps_a_digit(tmp_path):
@@ -392,9 +400,62 @@ def test_several_data_sets_are_drawn_side_by_side(tmp_path):
     assert 'id="over-data"' not in render(collect(make_up(made_up_study(), tmp_path / "one"), tmp_path / "one"))
 
 
-def test_markdown_explains_the_rows_that_it_shows(tmp_path):
+def test_tables_have_the_rows_that_were_run_and_name_the_others(tmp_path):
     results = collect(make_up(made_up_study(), tmp_path), tmp_path)
-    assert "central: for later" not in to_markdown(results) and "central: for later" in to_latex(results)
+    for text in (to_markdown(results), to_latex(results), render(results)):
+        assert "central: for later" not in text and "Not run yet: central." in text
+
+
+@pytest.mark.parametrize("own", [["prr", "apfl"], ["prr", "fedavg", "apfl"]])
+def test_a_table_that_would_repeat_rows_of_another_waits_for_its_own(own, tmp_path):
+    names = {"fedavg": ["Table II"], "prr": ["Table II"], "local": ["Table II"], "apfl": []}
+    rows = [
+        {"name": name, "method": name, "seeds": list(SCORES.get(name, {1: 0})), "tables": [*first, "Table XII"]}
+        if name in own
+        else {"name": name, "method": name, "seeds": list(SCORES[name]), "tables": first}
+        for name, first in names.items()
+    ]
+    results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
+    assert [table.name for table in tables_of(results, "")] == ["Table II"] and tables_to_come(results) == ["Table XII"]
+    page = render(results)
+    assert "<dt>To come</dt><dd>Table XII</dd>" in page and "The paper's Table XII" not in page
+
+
+def test_a_table_whose_rows_were_all_run_is_shown_though_another_has_them(tmp_path):
+    rows = [
+        {"name": name, "method": name, "seeds": list(SCORES[name]), "tables": tables}
+        for name, tables in {
+            "fedavg": ["Table II", "Ablation"],
+            "prr": ["Table II", "Ablation"],
+            "local": ["Table II"],
+        }.items()
+    ]
+    results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
+    assert [table.name for table in tables_of(results, "")] == ["Table II", "Ablation"]
+    assert tables_to_come(results) == []
+
+
+def test_equal_ranks_are_drawn_beside_each_other():
+    heights = _beside([2.0, 1.0, 2.0, 2.0], 5)
+    assert heights[1] == 5 and len(set(heights[:1] + heights[2:])) == 3
+    assert max(abs(height - 5) for height in heights) < 0.5, "within their own row"
+
+
+def _titles(results: StudyResults) -> list[str]:
+    with style():
+        figure = cost_figure(results, results.rows)
+    assert figure is not None
+    return [ax.get_title(loc="left") for ax in figure.axes]
+
+
+def test_times_of_runs_that_waited_for_each_other_are_not_drawn(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    alone = collect(study, tmp_path)
+    assert _titles(alone) == ["Time", "Traffic"]
+    for run in alone.runs:
+        object.__setattr__(run, "together", 4)
+    assert _titles(alone) == ["Traffic"]
+    assert "No times: up to 4 runs shared the device." in render(alone)
 
 
 def test_a_study_names_the_columns_of_a_paper_on_other_data(tmp_path):

@@ -227,8 +227,7 @@ def print_tables(results: StudyResults) -> None:
 
     for data in results.data_names:
         for table in tables_of(results, data):
-            if any(row.runs for row in table.rows):
-                _print_table(table)
+            _print_table(table)
 
 
 def _print_table(table: StudyTable) -> None:
@@ -242,10 +241,9 @@ def _print_table(table: StudyTable) -> None:
     columns = [column for column in table.columns if not column.paper]
     for column in columns:
         shown.add_column(SHORT_TITLES.get(column.metric, METRIC_TITLES[column.metric]), justify="right")
-    rows = [row for row in table.rows if row.runs]
-    for row in rows:
+    for row in table.rows:
         texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
         shown.add_row(row.row.name, str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
     console.print(shown)
-    for note in [results.rule, results.scope, *leaks(rows), *([table.tests_note] if table.tests_note else [])]:
+    for note in [results.rule, results.scope, *leaks(table.rows), *([table.tests_note] if table.tests_note else [])]:
         console.print(escape(note), highlight=False, style="dim")

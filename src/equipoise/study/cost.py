@@ -67,19 +67,13 @@ def cost_cells(results: StudyResults, row: RowResult) -> list[str]:
         told("parameters", "{:,}".format),
         told("model_bytes", traffic),
         told("flops_per_image", "{:.3g}".format),
-        told("sent_per_round", traffic) + _entries(own["sent_by_entry"]),
+        told("sent_per_round", traffic),
         told("received_per_round", traffic),
         told("seconds_per_round", "{:.2f}".format),
         told("seconds", duration),
         told("relative_seconds", _share),
         told("relative_traffic", _share),
     ]
-
-
-def _entries(sizes: dict[str, float]) -> str:
-    """What makes up the traffic, where it is more than one thing of some size."""
-    told = [f"{entry} {traffic(size)}" for entry, size in sizes.items() if size > 8]  # a count is no news
-    return f" ({', '.join(told)})" if len(told) > 1 else ""
 
 
 def _share(value: float) -> str:
@@ -100,6 +94,16 @@ def shared_times(rows: Sequence[RowResult]) -> list[str]:
     if shared == 1:
         return []
     return [f"Up to {shared} runs shared the device and waited for each other: times compare no methods."]
+
+
+def sent_entries(rows: Sequence[RowResult]) -> list[str]:
+    """What makes up the traffic of rows that send more than one thing of some size."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        told = [f"{entry} {traffic(size)}" for entry, size in row.sent_by_entry.items() if size > 8]  # no mere count
+        if len(told) > 1:
+            found.setdefault(", ".join(told), []).append(row.row.name)
+    return [f"Sent by {', '.join(names)}: {parts}." for parts, names in found.items()]
 
 
 def pooled_rows(rows: Sequence[RowResult]) -> list[str]:

@@ -3,12 +3,13 @@ retrogress, ranks, and what methods cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from equipoise.report.curves import Curve, mean_curve, metric_curves, retrogress
 from equipoise.report.figures import byte_unit
@@ -26,6 +27,7 @@ from equipoise.report.plotting import (
     plain,
     round_axis,
 )
+from equipoise.report.summary import traffic
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study.config import Metric
 from equipoise.study.results import StudyResults
@@ -34,13 +36,15 @@ from equipoise.study.statistics import Spread
 
 PAPER = PALETTE[1]
 MOST_CLASSES = 6
+MOST_METRICS = 5
 ROW_HEIGHT = 0.22
 
 
 def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """The study's metrics by row: mean and deviation, each seed as a dot, the paper's number as a diamond."""
     rows = [row for row in rows if row.runs]
-    metrics = [metric for metric in results.study.metrics if any(metric in row.scores for row in rows)][:4]
+    measured = [metric for metric in results.study.metrics if any(metric in row.scores for row in rows)]
+    metrics = measured[:MOST_METRICS]
     if not metrics:
         return None
     figure, panels = _by_row(rows, len(metrics))
@@ -49,16 +53,16 @@ def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
             if metric not in row.scores:
                 continue
             score = row.scores[metric]
-            ax.errorbar(score.mean, place, xerr=_bar(score), color=ACCENT, marker="o", markersize=4.5, elinewidth=1.4)
+            _dot(ax, score, place)
             seeds = list(row.values(metric, by_site=False).values())
-            ax.plot(seeds, [place] * len(seeds), "|", color=ACCENT_LIGHT, markersize=8, zorder=1.5)
+            if len(seeds) > 1:
+                ax.plot(seeds, [place] * len(seeds), "|", color=ACCENT_LIGHT, markersize=8, zorder=1.5)
             if metric in row.row.paper:
                 ax.plot(row.row.paper[metric], place, "D", color="none", markeredgecolor=PAPER, markersize=5)
         ax.set(title=METRIC_TITLES[metric], xlabel="%")
-    entries = [
-        ("ours: mean and deviation over seeds", "o", ACCENT, ACCENT),
-        ("one seed", "|", ACCENT_LIGHT, ACCENT_LIGHT),
-    ]
+    entries = [("ours: mean and deviation over seeds", "o", ACCENT, ACCENT)]
+    if any(len(row.runs) == 1 for row in rows):
+        entries.append(("ours, one seed", "o", "white", ACCENT))
     if any(row.row.paper for row in rows):
         entries.append(("paper", "D", "none", PAPER))
     handles = [Line2D([], [], linestyle="none", marker=m, color=c, markeredgecolor=e) for _, m, c, e in entries]
@@ -73,7 +77,12 @@ def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     def curve(run: RunResult, row: RowResult) -> Curve:
         return mean_curve(metric_curves(run.record, metric, curve_view(run, row)))  # type: ignore[arg-type]
 
-    return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)")
+    return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)", chosen_from=first_eligible(rows))
+
+
+def first_eligible(rows: Sequence[RowResult]) -> int:
+    """The first round that any run could report."""
+    return min((run.record.start.config["evaluation"]["first_round"] for row in rows for run in row.runs), default=1)
 
 
 def curve_view(run: RunResult, row: RowResult) -> str:
@@ -93,7 +102,7 @@ def retrogress_panels(results: StudyResults, rows: Sequence[RowResult]) -> Figur
     def curve(run: RunResult, row: RowResult) -> Curve:
         return mean_curve(retrogress(run.record, metric))
 
-    return _small_multiples(rows, curve, "Drop (points)", zero=True)
+    return _small_multiples(rows, curve, "Drop (points)", about_zero=True)
 
 
 def retrogress_metric(results: StudyResults) -> Metric:
@@ -103,8 +112,14 @@ def retrogress_metric(results: StudyResults) -> Metric:
 
 
 def _small_multiples(
-    rows: Sequence[RowResult], curve: Callable[[RunResult, RowResult], Curve], label: str, zero: bool = False
+    rows: Sequence[RowResult],
+    curve: Callable[[RunResult, RowResult], Curve],
+    label: str,
+    *,
+    about_zero: bool = False,
+    chosen_from: int = 1,
 ) -> Figure | None:
+    """A panel per row that has curves; those about zero have a line there, others are cut where all of them begin."""
     curves = {row.row.name: [c for run in row.runs if (c := curve(run, row))] for row in rows}
     curves = {name: own for name, own in curves.items() if own}
     if not curves:
@@ -114,19 +129,31 @@ def _small_multiples(
     figure = canvas(FULL_WIDTH, 0.3 + 1.55 * height)
     panels = figure.subplots(height, width, squeeze=False, sharex=True, sharey=True)
     for ax, (name, own) in zip(panels.flat, curves.items()):
-        if zero:
+        if about_zero:
             ax.axhline(0, color=MUTED, linewidth=0.8)
         for other, mean in means.items():
             if other != name:
                 draw_curve(ax, mean, 100, color=FAINT, linewidth=0.8)
+        if chosen_from > 1:
+            ax.axvline(chosen_from, color=MUTED, linewidth=0.8, linestyle=":")
         _band(ax, own)
         draw_curve(ax, means[name], 100, color=ACCENT, linewidth=1.7)
         ax.set_title(plain(name))
+    if not about_zero:
+        panels[0, 0].set_ylim(bottom=_floor(means.values()))
     for ax in lowest_panels(panels, len(curves)):
         round_axis(ax)
     for ax in panels[:, 0]:
         ax.set_ylabel(label)
     return figure
+
+
+def _floor(curves: Iterable[Curve]) -> float | None:
+    """Where an axis in per cent may begin, so that the steep first rounds leave room for the others."""
+    curves = list(curves)
+    steep = max(max(curve) for curve in curves) / 10
+    later = [100 * value for curve in curves for number, value in curve.items() if number > steep]
+    return max(0.0, min(later) - 3) if later else None
 
 
 def _band(ax: Axes, curves: Sequence[Curve]) -> None:
@@ -154,7 +181,7 @@ def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | N
             if name in row.recall:
                 value = row.recall[name]
                 ax.plot([0, value.mean], [place, place], color=ACCENT_LIGHT, linewidth=1.2)
-                ax.errorbar(value.mean, place, xerr=_bar(value), color=ACCENT, marker="o", markersize=4)
+                _dot(ax, value, place)
         ax.set(title=f"{plain(name, 16)} ({totals[name]:,})", xlim=(-3, 103), xlabel="Recall (%)")
     return figure
 
@@ -169,13 +196,25 @@ def rank_plot(results: StudyResults) -> Figure | None:
     ax = figure.subplots()
     for place, name in enumerate(names):
         mean = float(np.mean(own[name]))
-        ax.plot(own[name], [place] * len(own[name]), "o", color=ACCENT_LIGHT, markersize=4)
+        ax.plot(own[name], _beside(own[name], place), "o", color=ACCENT_LIGHT, markersize=4)
         ax.plot(mean, place, "o", color=ACCENT, markersize=6.5)
         margin = (1.01, place)  # beside the axes: dots would lie under it elsewhere
         ax.annotate(f"{mean:.2f}", margin, xycoords=ax.get_yaxis_transform(), va="center", fontsize=7.5)
     _name_rows(ax, names)
     ax.set(xlabel="Rank (1 is best)", xlim=(0.5, len(names) + 0.5))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def _beside(ranks: Sequence[float], place: int) -> list[float]:
+    """Heights about a row's place at which equal ranks do not hide each other."""
+    seen: dict[float, int] = {}
+    heights = []
+    for rank in ranks:
+        earlier = seen.get(rank, 0)
+        heights.append(place + 0.22 * (-1) ** earlier * ((earlier + 1) // 2))
+        seen[rank] = earlier + 1
+    return heights
 
 
 def over_data(results: StudyResults) -> Figure | None:
@@ -212,21 +251,35 @@ def _bar(score: Spread) -> list[list[float]] | None:
 
 
 def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """Seconds of a round, and bytes that a site sends and receives in it, by row."""
+    """Bytes that a site sends and receives in a round, by row; and its seconds, unless runs waited for each other."""
     rows = [row for row in rows if row.runs]
     if not rows:
         return None
-    figure, (clock, wire) = _by_row(rows, 2)
+    timed = all(row.together == 1 for row in rows)
+    figure, (*clocks, wire) = _by_row(rows, 2 if timed else 1)
     places = np.arange(len(rows))
-    clock.barh(places, [row.seconds.mean if row.seconds else 0 for row in rows], 0.6, color=ACCENT)
-    clock.set(title="Time", xlabel="Seconds per round")
+    for clock in clocks:
+        clock.barh(places, [row.seconds.mean if row.seconds else 0 for row in rows], 0.6, color=ACCENT)
+        clock.set(title="Time", xlabel="Seconds per round")
     sent, received = (np.array([row.traffic(way) or 0.0 for row in rows]) for way in ("sent", "received"))
     divisor, unit = byte_unit(max(sent.max(), received.max()))
     wire.barh(places - 0.18, sent / divisor, 0.34, color=ACCENT, label="sent by a site")
     wire.barh(places + 0.18, received / divisor, 0.34, color=ACCENT_LIGHT, label="received")
+    most = max(sent.max(), received.max())
+    for place, row in enumerate(rows):
+        if max(sent[place], received[place]) <= 0.01 * most:
+            text = "all images" if row.pooled else traffic(sent[place])
+            wire.annotate(text, (0, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED)
     wire.set(title="Traffic", xlabel=f"{unit} per round")
     figure.legend(*wire.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure
+
+
+def _dot(ax: Axes, score: Spread, place: int) -> None:
+    """A mean with its deviation; hollow, where one seed has none."""
+    face = "white" if score.std is None else ACCENT
+    look = {"marker": "o", "markersize": 4.5, "markerfacecolor": face, "elinewidth": 1.4}
+    ax.errorbar(score.mean, place, xerr=_bar(score), color=ACCENT, **look)  # type: ignore[arg-type]
 
 
 def _by_row(rows: Sequence[RowResult], panels: int) -> tuple[Figure, Sequence[Axes]]:

@@ -119,8 +119,7 @@ def to_markdown(results: StudyResults) -> str:
     parts: list[str] = []
     for data in results.data_names:
         for table in tables_of(results, data):
-            if any(row.runs for row in table.rows):
-                parts += [table.caption, _markdown_scores(table), " ".join(table.notes(finished=True))]
+            parts += [table.caption, _markdown_scores(table), " ".join(table.notes())]
         for side in side_tables(results, data):
             parts += [side.caption, _markdown(side.heads, side.lines)]
     return "\n\n".join(parts) + "\n"
@@ -131,7 +130,7 @@ def _markdown_scores(table: StudyTable) -> str:
     views = _markdown_views(results)
     main = [f"{METRIC_TITLES[results.study.primary]}, {VIEW_TITLES[view]}" for view in views]
     lines = []
-    for row in (row for row in table.rows if row.runs):
+    for row in table.rows:
         scores = [
             number(row.scores_of(view).get(results.study.primary)) + (table.mark(row) if view == row.view else "")
             for view in views

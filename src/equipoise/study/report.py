@@ -23,7 +23,7 @@ from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult
 from equipoise.study.summary import summary
-from equipoise.study.table import StudyTable, number, side_tables, tables_of
+from equipoise.study.table import StudyTable, number, side_tables, tables_of, tables_to_come
 
 
 def write_study(results: StudyResults, folder: Path) -> None:
@@ -73,7 +73,8 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
         ("Study", study.name),
         ("Preset", study.preset or ""),
         ("Runs", f"{len(runs)} finished, {remarks.runs_lacking(results)} not"),
-        ("With --full", ", ".join(remarks.later(results))),
+        ("With --full", "; ".join(remarks.later(results))),
+        ("To come", "; ".join(tables_to_come(results))),
         ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),
@@ -90,6 +91,8 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
 
 def _ranks_caption(results: StudyResults) -> str:
     text = f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds"
+    if any(row.runs and row.pooled for row in results.rows):
+        text += ", pooled training apart"
     if results.ranked_over != "common set":
         text += f": a light dot for each {results.ranked_over}, a dark one for their mean"
     lacking = results.ranking.lacking.items()
@@ -147,7 +150,6 @@ def _validation_title(rows: Sequence[RowResult]) -> str:
 
 
 def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> list[Picture]:
-    metric = METRIC_TITLES[results.study.primary]
     runs = [run.record for row in rows for run in row.runs]
     # Pooled training hides who holds what: any other run shows the federation.
     federation = max(runs, key=lambda run: len(run.training_sites), default=None)
@@ -160,23 +162,24 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-learning",
             figures.learning(results, rows),
-            _learning_caption(metric, rows),
+            _learning_caption(results, rows),
         ),
         picture(
             f"{prefix}-recall",
             figures.rare_classes(results, rows),
-            f"Recall of the rarest classes over all {results.part} images; in brackets their training images.",
+            f"Recall of {_classes_drawn(rows)} over all {results.part} images; in brackets their training images.",
         ),
         picture(
             f"{prefix}-retrogress",
             figures.retrogress_panels(results, rows),
             "Retrogress: what the model right after local training loses when the round ends, on validation data "
-            f"({METRIC_TITLES[figures.retrogress_metric(results)]}). Above zero, communication made models worse.",
+            f"({METRIC_TITLES[figures.retrogress_metric(results)]}). Above zero, communication made models worse; zero "
+            "throughout, where what predicts never leaves its site.",
         ),
         picture(
             f"{prefix}-cost",
             figures.cost(results, rows),
-            " ".join(["Time and traffic by method, means over rounds and sites.", *shared_times(rows)]),
+            _cost_caption(rows),
         ),
         picture(
             f"{prefix}-federation",
@@ -202,13 +205,36 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
 
 
 def _scores_caption(part: str, rows: Sequence[RowResult]) -> str:
-    text = f"{part.capitalize()} scores by method: mean and standard deviation over seeds; each seed as a dash"
+    text = f"{part.capitalize()} scores by method: mean and standard deviation over seeds, each seed as a dash; hollow"
+    text += " with one seed"
     return f"{text}; the paper's number as a diamond." if any(row.row.paper for row in rows) else f"{text}."
 
 
-def _learning_caption(metric: str, rows: Sequence[RowResult]) -> str:
-    text = f"{metric} on validation data by round, mean over sites and seeds, with a band of one standard deviation "
-    text += "over seeds; the other methods in grey."
+def _classes_drawn(rows: Sequence[RowResult]) -> str:
+    known = {name for row in rows for name in row.recall}
+    return "the rarest classes" if len(known) > figures.MOST_CLASSES else "each class"
+
+
+def _cost_caption(rows: Sequence[RowResult]) -> str:
+    shared = shared_times(rows)
+    what = "Traffic" if shared else "Time and traffic"
+    text = f"{what} by method, means over rounds and sites."
+    return f"{text} No times: up to {max(row.together for row in rows)} runs shared the device." if shared else text
+
+
+MODELS_DRAWN = {
+    "sites": "personal models where a method has them, else the global one",
+    "trained": "models right after local training, where a method has such",
+    "common": "the global model",
+}
+
+
+def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
+    metric, models = METRIC_TITLES[results.study.primary], MODELS_DRAWN[results.study.scope]
+    text = f"{metric} on validation data by round ({models}), mean over sites and seeds, with a band of one standard "
+    text += "deviation over seeds; the other methods in grey."
+    if figures.first_eligible(rows) > 1:
+        text += " From the dotted line on a round could be chosen."
     others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]
     if others:
         text += f" For {', '.join(others)} the models that chose the round: those reported were measured at the end."

@@ -9,7 +9,7 @@ from functools import cached_property
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
-from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, shared_times
+from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, sent_entries, shared_times
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.study.rows import RowResult
 from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
@@ -38,8 +38,13 @@ class StudyTable:
 
     @cached_property
     def rows(self) -> list[RowResult]:
-        """Its rows, those without runs included."""
-        return self.results.of(self.data, self.name)
+        """Its rows that have runs."""
+        return [row for row in self.results.of(self.data, self.name) if row.runs]
+
+    @property
+    def lacking(self) -> list[str]:
+        """The names of its rows without any finished run."""
+        return [row.row.name for row in self.results.of(self.data, self.name) if not row.runs]
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -88,7 +93,7 @@ class StudyTable:
         """Sites that a row's mean lacks and another's has: where there are any, means do not compare."""
         if self.results.study.scope == "common":
             return {}
-        sites = {row.row.name: set(row.places("site")) for row in self.rows if row.runs}
+        sites = {row.row.name: set(row.places("site")) for row in self.rows}
         everywhere = set[str]().union(*sites.values())
         return {name: sorted(everywhere - own) for name, own in sites.items() if own and everywhere - own}
 
@@ -131,12 +136,10 @@ class StudyTable:
 
     # ---- notes ----------------------------------------------------------------------------------
 
-    def notes(self, alone: bool = True, finished: bool = False) -> list[str]:
+    def notes(self, alone: bool = True) -> list[str]:
         """What stands beneath: selection rule, scope, how tests were made; and unless the table stands on a page that
-        says so at its top, groups shared between training and test, and what differs from the paper. With `finished`
-        of rows with runs only."""
-        results, study = self.results, self.results.study
-        rows = [row for row in self.rows if row.runs or not finished]
+        says so at its top, groups shared between training and test, and what differs from the paper."""
+        results, study, rows = self.results, self.results.study, self.rows
         found = [results.rule, results.scope]
         if alone:
             found += [f"{text}." for text in remarks.leaks(rows)]
@@ -144,7 +147,7 @@ class StudyTable:
         if self.uneven:
             lacking = "; ".join(f"{name} lacks {', '.join(sites)}" for name, sites in self.uneven.items())
             found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
-        pooled = [row.row.name for row in rows if row.runs and row.pooled]
+        pooled = [row.row.name for row in rows if row.pooled]
         if pooled:
             found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; not in bold nor tested.")
         found += [self.tests_note] if self.tests_note else []
@@ -154,17 +157,33 @@ class StudyTable:
             found += [f"{'Differs from the paper' if results.has_paper else 'Note'}: {text}" for text in study.differs]
             found += [f"Differs from the study file: {text}." for text in results.deviations]
         found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
+        found += [f"Not run yet: {'; '.join(self.lacking)}."] if self.lacking else []
         return found
 
 
 def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
-    """The tables of one data set, those without any finished run included."""
-    return [StudyTable(results, data, name) for name in results.study.tables]
+    """The tables of one data set that have something to show: not those with rows still to run whose others stand in
+    another table already, such as the base line alone."""
+    tables = [StudyTable(results, data, name) for name in results.study.tables]
+    by_size = sorted(tables, key=lambda table: -len(table.rows))
+    shown: list[str] = []
+    for table in by_size:
+        told = [set(map(id, other.rows)) for other in by_size if other.name in shown]
+        own = set(map(id, table.rows))
+        if own and not (table.lacking and any(own <= others for others in told)):
+            shown.append(table.name)
+    return [table for table in tables if table.name in shown]
+
+
+def tables_to_come(results: StudyResults) -> list[str]:
+    """The names of tables that are shown of no data set."""
+    shown = {table.name for data in results.data_names for table in tables_of(results, data)}
+    return [name for name in results.study.tables if name and name not in shown]
 
 
 def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
     by_count: dict[int, list[str]] = {}
-    for row in (row for row in rows if row.runs):
+    for row in rows:
         by_count.setdefault(len(row.runs), []).append(row.row.name)
     if not by_count:
         return []
@@ -251,7 +270,7 @@ def cost_table(results: StudyResults, data: str) -> SideTable | None:
     rows = _finished(results, data)
     if not rows:
         return None
-    text = " ".join([cost_caption(rows), *shared_times(rows), *pooled_rows(rows)])
+    text = " ".join([cost_caption(rows), *shared_times(rows), *pooled_rows(rows), *sent_entries(rows)])
     return SideTable(_of(data, text), COST_TITLES, [(row.row.name, cost_cells(results, row)) for row in rows])
 
 
