@@ -3,6 +3,7 @@ retrogress, ranks, and what methods cost."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -207,13 +208,14 @@ def rank_plot(results: StudyResults) -> Figure | None:
 
 
 def _beside(ranks: Sequence[float], place: int) -> list[float]:
-    """Heights about a row's place at which equal ranks do not hide each other."""
-    seen: dict[float, int] = {}
+    """Heights about a row's place at which equal ranks do not hide each other, one above the next."""
+    counts = Counter(ranks)
+    step = min(0.2, 0.7 / max(counts.values()))
+    seen: Counter[float] = Counter()
     heights = []
     for rank in ranks:
-        earlier = seen.get(rank, 0)
-        heights.append(place + 0.22 * (-1) ** earlier * ((earlier + 1) // 2))
-        seen[rank] = earlier + 1
+        heights.append(place + step * (seen[rank] - (counts[rank] - 1) / 2))
+        seen[rank] += 1
     return heights
 
 
