@@ -50,9 +50,12 @@ class StopAt:
             raise Stop
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_resume_gives_the_same_bits(tmp_path, method):
-    settings = (*settings_of(method), "train.rounds=3", "train.participation=0.7")
+AS_RELEASED = ("prr.prototype_exchange=released", "prr.spread=clamped", "prr.det_metric=released", "train.epochs=2")
+
+
+@pytest.mark.parametrize(("method", "more"), [*((method, ()) for method in METHODS), ("prr", AS_RELEASED)])
+def test_resume_gives_the_same_bits(tmp_path, method, more):
+    settings = (*settings_of(method), *more, "train.rounds=3", "train.participation=0.7")
     straight = run_tiny(tmp_path / "straight", method, *settings)
     config = tiny_config(method, *settings)
     run = Run(config, get_method(method), tiny_federation(config), tmp_path / "halted", [StopAt(3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import socket
 import ssl
 import stat
@@ -402,15 +403,20 @@ def test_nothing_is_written_among_other_peoples_files(server_file, tmp_path, com
 WAITS = "import time; time.sleep(60)"
 
 
-def test_a_block_ends_in_words_when_a_process_that_it_needs_ends(tmp_path):
+@pytest.mark.parametrize("heard", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def test_a_block_ends_in_words_when_a_process_that_it_needs_ends(heard, tmp_path):
     ends = [sys.executable, "-c", "print('no memory', flush=True); raise SystemExit(3)"]
     told = r"(?s)the SuperLink ended with status 3.*--resume.*no memory"
-    with (
-        Child(ends, tmp_path / "log") as child,
-        pytest.raises(UserError, match=told),
-        interrupted_by_end_of(child, "the SuperLink"),
-    ):
-        time.sleep(60)
+    before = signal.signal(signal.SIGINT, heard)  # what scripts start in the background ignores SIGINT
+    try:
+        with (
+            Child(ends, tmp_path / "log") as child,
+            pytest.raises(UserError, match=told),
+            interrupted_by_end_of(child, "the SuperLink"),
+        ):
+            time.sleep(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_by_the_user_stays_one(tmp_path):

@@ -14,15 +14,12 @@ import pytest
 from equipoise.errors import UserError
 from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
-from equipoise.report.plotting import style
 from equipoise.report.record import SiteCounts
 from equipoise.study import load_study
-from equipoise.study.figures import _beside
-from equipoise.study.figures import cost as cost_figure
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.remarks import warnings
 from equipoise.study.report import render
-from equipoise.study.results import StudyResults, collect
+from equipoise.study.results import collect
 from equipoise.study.statistics import compare_with_best
 from equipoise.study.summary import summary
 from equipoise.study.table import decimals, side_tables, tables_of, tables_to_come
@@ -361,13 +358,41 @@ def test_every_file_has_marks_costs_and_the_unseen_cohort(tmp_path):
 
 def test_what_is_sent_is_told_by_entry_where_runs_do(tmp_path):
     study = make_up(made_up_study(), tmp_path)
-    sizes = {"entries": {"model": 992.0, "examples": 8.0, "prototypes": 768.0}}
-    rewrite(tmp_path, lambda line: [line | sizes if line["event"] == "round" else line])
+    sizes = {"model": 992.0, "examples": 8.0, "prototypes": 768.0}
+
+    def told(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
+        known = line["event"] == "round" and "prr" in path.parent.name
+        return [line | {"entries": sizes} if known else line]
+
+    rewrite_all(tmp_path, told)
     results = collect(study, tmp_path)
     row = next(row for row in summary(results)["rows"] if row["method"] == "prr")
-    assert row["cost"]["sent_by_entry"] == sizes["entries"]
-    told = "Sent by fedavg, prr, local: model 992 bytes, prototypes 768 bytes."
-    assert all(told in text for text in (to_markdown(results), to_latex(results), render(results)))
+    assert row["cost"]["sent_by_entry"] == sizes
+    sentence = "Sent by prr: model 992 bytes, prototypes 768 bytes. Parts not recorded: fedavg, local."
+    assert all(sentence in text for text in (to_markdown(results), to_latex(results), render(results)))
+
+
+def test_images_are_counted_by_site_class_and_part(tmp_path):
+    results = collect(make_up(made_up_study(), tmp_path), tmp_path)
+    (counts,) = [side for side in side_tables(results, "") if side.first == "Site"]
+    assert counts.lines == [(site, ["80 / 8 / 16", "15 / 2 / 3", "5 / 0 / 1"]) for site in SITES]
+    assert "| site | " in to_markdown(results) and "Site & " in to_latex(results)
+
+
+def test_of_a_common_set_the_images_that_score_are_counted(tmp_path):
+    study = make_up(made_up_study(scope="common"), tmp_path)
+    rewrite(tmp_path, common_set)
+    counted = {"name": "common", "train": [0, 0, 0], "valid": [8, 2, 0], "test": [16, 3, 1]}
+    nothing = {"valid": [0, 0, 0], "test": [0, 0, 0]}
+
+    def moved(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
+        if line["event"] == "start":
+            line["sites"] = [*(site | nothing for site in line["sites"] if site["name"] != "common"), counted]
+        return [line]
+
+    rewrite_all(tmp_path, moved)
+    (counts,) = [side for side in side_tables(collect(study, tmp_path), "") if side.first == "Site"]
+    assert counts.lines == [("common", ["8 / 16", "2 / 3", "0 / 1"])] and "validation / test" in counts.caption
 
 
 def test_a_small_share_of_traffic_keeps_a_digit(tmp_path):
@@ -403,7 +428,7 @@ def test_several_data_sets_are_drawn_side_by_side(tmp_path):
 def test_tables_have_the_rows_that_were_run_and_name_the_others(tmp_path):
     results = collect(make_up(made_up_study(), tmp_path), tmp_path)
     for text in (to_markdown(results), to_latex(results), render(results)):
-        assert "central: for later" not in text and "Not run yet: central." in text
+        assert "central: for later" not in text and "No finished run: central." in text
 
 
 @pytest.mark.parametrize("own", [["prr", "apfl"], ["prr", "fedavg", "apfl"]])
@@ -416,9 +441,19 @@ def test_a_table_that_would_repeat_rows_of_another_waits_for_its_own(own, tmp_pa
         for name, first in names.items()
     ]
     results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
-    assert [table.name for table in tables_of(results, "")] == ["Table II"] and tables_to_come(results) == ["Table XII"]
+    assert [table.name for table in tables_of(results, "")] == ["Table II"]
+    assert summary(results)["tables_to_come"] == ["Table XII"]
     page = render(results)
     assert "<dt>To come</dt><dd>Table XII</dd>" in page and "The paper's Table XII" not in page
+
+
+def test_a_data_set_without_finished_runs_says_so(tmp_path):
+    rows = [row | {"tables": ["Table II"]} for row in ROWS]
+    study = make_up(made_up_study(data=DATA, row=rows), tmp_path)
+    for path in (tmp_path / "runs" / "second").glob("*/events.jsonl"):
+        path.unlink()
+    results = collect(study, tmp_path)
+    assert "No run has finished yet." in render(results) and tables_to_come(results) == ["second: Table II"]
 
 
 def test_a_table_whose_rows_were_all_run_is_shown_though_another_has_them(tmp_path):
@@ -433,29 +468,6 @@ def test_a_table_whose_rows_were_all_run_is_shown_though_another_has_them(tmp_pa
     results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
     assert [table.name for table in tables_of(results, "")] == ["Table II", "Ablation"]
     assert tables_to_come(results) == []
-
-
-def test_equal_ranks_are_drawn_beside_each_other():
-    heights = _beside([2.0, 1.0, 2.0, 2.0], 5)
-    assert heights[1] == 5 and len(set(heights[:1] + heights[2:])) == 3
-    assert max(abs(height - 5) for height in heights) < 0.5, "within their own row"
-
-
-def _titles(results: StudyResults) -> list[str]:
-    with style():
-        figure = cost_figure(results, results.rows)
-    assert figure is not None
-    return [ax.get_title(loc="left") for ax in figure.axes]
-
-
-def test_times_of_runs_that_waited_for_each_other_are_not_drawn(tmp_path):
-    study = make_up(made_up_study(), tmp_path)
-    alone = collect(study, tmp_path)
-    assert _titles(alone) == ["Time", "Traffic"]
-    for run in alone.runs:
-        object.__setattr__(run, "together", 4)
-    assert _titles(alone) == ["Traffic"]
-    assert "No times: up to 4 runs shared the device." in render(alone)
 
 
 def test_a_study_names_the_columns_of_a_paper_on_other_data(tmp_path):

@@ -162,25 +162,34 @@ def wait_until_healthy(link: Link, child: Child, what: str) -> None:
     raise UserError(f"{what} {state}; the end of {child.log}:\n{child.tail()}")
 
 
+class _ChildEnded(BaseException):
+    """A process that a block needs has ended; no `Exception`, so that nothing on the way takes it for its own."""
+
+
 @contextlib.contextmanager
 def interrupted_by_end_of(child: Child, what: str) -> Iterator[None]:
-    """Leave the block, in words, when a process that it needs ends: Flower would try to reach it for ever."""
-    over, ended = threading.Event(), threading.Event()
+    """Leave the block, in words, when a process that it needs ends: Flower would try to reach it for ever.
+
+    By a signal of its own: one that scripts start in the background does not hear SIGINT.
+    """
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.5):
             if not child.running:
-                ended.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 return
 
+    def leave(*_: object) -> None:
+        if not over.is_set():
+            raise _ChildEnded
+
+    before = signal.signal(signal.SIGUSR1, leave)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
-    except KeyboardInterrupt:
-        if not ended.is_set():
-            raise
+    except _ChildEnded:
         status = child.process.returncode
         raise UserError(
             f"{what} ended with status {status} while it was needed; `--resume` goes on after the last complete round; "
@@ -189,3 +198,4 @@ def interrupted_by_end_of(child: Child, what: str) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -93,6 +93,11 @@ class PRROptions(Table):
         return self.cpa_local and self.prototype_exchange == "released"
 
     @property
+    def sends_last_prototypes(self) -> bool:
+        """Whether anybody asks for the prototypes of a round's last epoch."""
+        return self.cpa_local and not self.forgets_prototypes
+
+    @property
     def phase(self) -> str:
         """How PFA averages phases, for `fourier_average`."""
         return "complex" if self.pfa == "complex" else "angle"

@@ -84,14 +84,14 @@ class PRRServer(FedBNServer):
         deputies: dict[str, Value | PerSite] = {"model": self.deputies(sites)}
         if self.options.forgets_prototypes:
             ones = torch.ones_like(self.state.prototypes)
-            self.state.prototypes = self.sample_prototypes(ones[None], number, "start")
+            self.state.prototypes = self.sample_prototypes(ones[None], self.random("prototypes-start", number))
         for epoch in range(last):
             replies = yield Ask("epoch", sites, epoch=epoch, **deputies, **self.balance())
             self.merge_prototypes(replies, number, epoch)
             deputies = {}  # a site goes on with the deputy that it has
         updates = yield Ask("train", sites, epoch=last, **deputies, **self.balance())
         self.aggregate(updates, number)
-        if self.options.cpa_local:
+        if self.options.sends_last_prototypes:
             self.merge_prototypes(updates, number, last)
 
     def message(self) -> dict[str, Value | PerSite]:
@@ -134,12 +134,11 @@ class PRRServer(FedBNServer):
         """Global prototypes, sampled around the mean over sites; a class that nobody sent keeps its old one."""
         present = torch.stack(replies.values("prototype_counts")) > 0
         local = torch.stack(replies.values("prototypes"))
-        merged = self.sample_prototypes(local, number, epoch, present)
+        merged = self.sample_prototypes(local, self.random(f"prototypes-{epoch}", number), present)
         self.state.prototypes = torch.where(present.any(0)[:, None], merged, self.state.prototypes)
 
-    def sample_prototypes(self, local: Tensor, number: int, epoch: int | str, present: Tensor | None = None) -> Tensor:
-        """Global prototypes (C, D) around the mean of local ones (K, C, D), with this epoch's noise."""
-        generator = self.random(f"prototypes-{epoch}", number)
+    def sample_prototypes(self, local: Tensor, generator: torch.Generator, present: Tensor | None = None) -> Tensor:
+        """Global prototypes (C, D) around the mean of local ones (K, C, D)."""
         noise = torch.randn(local.shape[1:], generator=generator, device=local.device)
         return global_prototypes(local, noise, self.options.spread, present)
 
@@ -197,7 +196,7 @@ class PRRClient(CPAClient):
         return self.sent_prototypes()
 
     def update(self) -> Payload:
-        prototypes = self.sent_prototypes() if self.options.cpa_local else {}
+        prototypes = self.sent_prototypes() if self.options.sends_last_prototypes else {}
         return {
             "model": self.share(self.deputy, self.shared),
             "examples": int(self.class_counts.sum()),

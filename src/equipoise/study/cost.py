@@ -103,7 +103,9 @@ def sent_entries(rows: Sequence[RowResult]) -> list[str]:
         told = [f"{entry} {traffic(size)}" for entry, size in row.sent_by_entry.items() if size > 8]  # no mere count
         if len(told) > 1:
             found.setdefault(", ".join(told), []).append(row.row.name)
-    return [f"Sent by {', '.join(names)}: {parts}." for parts, names in found.items()]
+    unknown = [row.row.name for row in rows if row.traffic("sent") and not row.pooled and not row.sent_by_entry]
+    told = [f"Sent by {', '.join(names)}: {parts}." for parts, names in found.items()]
+    return [*told, f"Parts not recorded: {', '.join(unknown)}."] if told and unknown else told
 
 
 def pooled_rows(rows: Sequence[RowResult]) -> list[str]:

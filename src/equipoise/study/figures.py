@@ -4,7 +4,8 @@ retrogress, ranks, and what methods cost."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from equipoise.config import EvaluationConfig
 from equipoise.report.curves import Curve, mean_curve, metric_curves, retrogress
 from equipoise.report.figures import byte_unit
 from equipoise.report.plotting import (
@@ -42,13 +44,14 @@ ROW_HEIGHT = 0.22
 
 
 def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """The study's metrics by row: mean and deviation, each seed as a dot, the paper's number as a diamond."""
+    """The study's metrics by row: mean and deviation, each seed as a dash, the paper's number as a diamond."""
     rows = [row for row in rows if row.runs]
     measured = [metric for metric in results.study.metrics if any(metric in row.scores for row in rows)]
     metrics = measured[:MOST_METRICS]
     if not metrics:
         return None
     figure, panels = _by_row(rows, len(metrics))
+    alone = {row.scores[metric].std is None for row in rows for metric in metrics if metric in row.scores}
     for ax, metric in zip(panels, metrics):
         for place, row in enumerate(rows):
             if metric not in row.scores:
@@ -61,8 +64,8 @@ def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
             if metric in row.row.paper:
                 ax.plot(row.row.paper[metric], place, "D", color="none", markeredgecolor=PAPER, markersize=5)
         ax.set(title=METRIC_TITLES[metric], xlabel="%")
-    entries = [("ours: mean and deviation over seeds", "o", ACCENT, ACCENT)]
-    if any(len(row.runs) == 1 for row in rows):
+    entries = [("ours: mean and deviation over seeds", "o", ACCENT, ACCENT)] if False in alone else []
+    if True in alone:
         entries.append(("ours, one seed", "o", "white", ACCENT))
     if any(row.row.paper for row in rows):
         entries.append(("paper", "D", "none", PAPER))
@@ -78,12 +81,14 @@ def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     def curve(run: RunResult, row: RowResult) -> Curve:
         return mean_curve(metric_curves(run.record, metric, curve_view(run, row)))  # type: ignore[arg-type]
 
-    return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)", chosen_from=first_eligible(rows))
+    chosen_from = {row.row.name: first_eligible(row) for row in rows}
+    return _small_multiples(rows, curve, f"{METRIC_TITLES[metric]} (%)", chosen_from=chosen_from)
 
 
-def first_eligible(rows: Sequence[RowResult]) -> int:
-    """The first round that any run could report."""
-    return min((run.record.start.config["evaluation"]["first_round"] for row in rows for run in row.runs), default=1)
+def first_eligible(row: RowResult) -> int:
+    """The first round that a row could choose; 1 where it chooses none."""
+    settings = [EvaluationConfig.model_validate(run.record.start.config.get("evaluation", {})) for run in row.runs]
+    return min((each.first_round for each in settings if each.rule == "best"), default=1)
 
 
 def curve_view(run: RunResult, row: RowResult) -> str:
@@ -118,9 +123,10 @@ def _small_multiples(
     label: str,
     *,
     about_zero: bool = False,
-    chosen_from: int = 1,
+    chosen_from: Mapping[str, int] = MappingProxyType({}),
 ) -> Figure | None:
-    """A panel per row that has curves; those about zero have a line there, others are cut where all of them begin."""
+    """A panel per row that has curves: with a line at zero, or without the steep first rounds, which are cut below;
+    dotted is the round from which one was chosen."""
     curves = {row.row.name: [c for run in row.runs if (c := curve(run, row))] for row in rows}
     curves = {name: own for name, own in curves.items() if own}
     if not curves:
@@ -135,13 +141,13 @@ def _small_multiples(
         for other, mean in means.items():
             if other != name:
                 draw_curve(ax, mean, 100, color=FAINT, linewidth=0.8)
-        if chosen_from > 1:
-            ax.axvline(chosen_from, color=MUTED, linewidth=0.8, linestyle=":")
+        if chosen_from.get(name, 1) > 1:
+            ax.axvline(chosen_from[name], color=MUTED, linewidth=0.8, linestyle=":")
         _band(ax, own)
         draw_curve(ax, means[name], 100, color=ACCENT, linewidth=1.7)
         ax.set_title(plain(name))
     if not about_zero:
-        panels[0, 0].set_ylim(bottom=_floor(means.values()))
+        panels[0, 0].set_ylim(bottom=_floor(curves.values()))
     for ax in lowest_panels(panels, len(curves)):
         round_axis(ax)
     for ax in panels[:, 0]:
@@ -149,22 +155,31 @@ def _small_multiples(
     return figure
 
 
-def _floor(curves: Iterable[Curve]) -> float | None:
-    """Where an axis in per cent may begin, so that the steep first rounds leave room for the others."""
-    curves = list(curves)
-    steep = max(max(curve) for curve in curves) / 10
-    later = [100 * value for curve in curves for number, value in curve.items() if number > steep]
-    return max(0.0, min(later) - 3) if later else None
+def _floor(rows: Iterable[Sequence[Curve]]) -> float | None:
+    """Where an axis in per cent may begin: below all curves and bands, but for the first tenth of their rounds."""
+    lowest = []
+    for curves in rows:
+        steep = max(max(curve) for curve in curves) / 10
+        lowest += [100 * value for curve in curves for number, value in curve.items() if number > steep]
+        rounds, mean, deviation = _spread(curves)
+        lowest += [low for number, low in zip(rounds, mean - deviation) if number > steep]
+    return max(0.0, np.nanmin(lowest) - 3) if np.isfinite(lowest).any() else None
+
+
+def _spread(curves: Sequence[Curve]) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The rounds that all seeds have, mean and standard deviation there; none with one seed."""
+    rounds = [number for number in sorted(curves[0]) if all(number in curve for curve in curves)]
+    if len(curves) < 2 or not rounds:
+        return [], np.empty(0), np.empty(0)
+    values = 100 * np.array([[curve[number] for number in rounds] for curve in curves])
+    return rounds, values.mean(0), values.std(0, ddof=1)
 
 
 def _band(ax: Axes, curves: Sequence[Curve]) -> None:
     """One standard deviation to either side of the mean over seeds."""
-    rounds = [number for number in sorted(curves[0]) if all(number in curve for curve in curves)]
-    if len(curves) < 2 or not rounds:
-        return
-    values = 100 * np.array([[curve[number] for number in rounds] for curve in curves])
-    mean, deviation = values.mean(0), values.std(0, ddof=1)
-    ax.fill_between(rounds, mean - deviation, mean + deviation, color=ACCENT_LIGHT, linewidth=0, alpha=0.6)
+    rounds, mean, deviation = _spread(curves)
+    if rounds:
+        ax.fill_between(rounds, mean - deviation, mean + deviation, color=ACCENT_LIGHT, linewidth=0, alpha=0.6)
 
 
 def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
@@ -197,7 +212,7 @@ def rank_plot(results: StudyResults) -> Figure | None:
     ax = figure.subplots()
     for place, name in enumerate(names):
         mean = float(np.mean(own[name]))
-        ax.plot(own[name], _beside(own[name], place), "o", color=ACCENT_LIGHT, markersize=4)
+        ax.plot(own[name], _stacked(own[name], place), "o", color=ACCENT_LIGHT, markersize=4)
         ax.plot(mean, place, "o", color=ACCENT, markersize=6.5)
         margin = (1.01, place)  # beside the axes: dots would lie under it elsewhere
         ax.annotate(f"{mean:.2f}", margin, xycoords=ax.get_yaxis_transform(), va="center", fontsize=7.5)
@@ -207,7 +222,7 @@ def rank_plot(results: StudyResults) -> Figure | None:
     return figure
 
 
-def _beside(ranks: Sequence[float], place: int) -> list[float]:
+def _stacked(ranks: Sequence[float], place: int) -> list[float]:
     """Heights about a row's place at which equal ranks do not hide each other, one above the next."""
     counts = Counter(ranks)
     step = min(0.2, 0.7 / max(counts.values()))
@@ -264,13 +279,13 @@ def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
         clock.barh(places, [row.seconds.mean if row.seconds else 0 for row in rows], 0.6, color=ACCENT)
         clock.set(title="Time", xlabel="Seconds per round")
     sent, received = (np.array([row.traffic(way) or 0.0 for row in rows]) for way in ("sent", "received"))
-    divisor, unit = byte_unit(max(sent.max(), received.max()))
+    most = max(sent.max(), received.max())
+    divisor, unit = byte_unit(most)
     wire.barh(places - 0.18, sent / divisor, 0.34, color=ACCENT, label="sent by a site")
     wire.barh(places + 0.18, received / divisor, 0.34, color=ACCENT_LIGHT, label="received")
-    most = max(sent.max(), received.max())
     for place, row in enumerate(rows):
         if max(sent[place], received[place]) <= 0.01 * most:
-            text = "all images" if row.pooled else traffic(sent[place])
+            text = "all images" if row.pooled else f"{traffic(sent[place])} sent, {traffic(received[place])} received"
             wire.annotate(text, (0, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED)
     wire.set(title="Traffic", xlabel=f"{unit} per round")
     figure.legend(*wire.get_legend_handles_labels(), loc="outside upper right", ncols=2)

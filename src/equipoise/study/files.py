@@ -58,8 +58,8 @@ def _csv_scores(scores: Spreads, paper: Mapping[Metric, float]) -> list[float | 
 
 
 def to_latex(results: StudyResults) -> str:
-    r"""Every table as a `table` for `\usepackage{booktabs}`, the best of each column in bold, notes beneath; then those
-    of sites, unseen cohorts and costs."""
+    r"""Every table that has something to show as a `table` for `\usepackage{booktabs}`, the best of a column in bold,
+    notes beneath; then those of sites, unseen cohorts, images and costs."""
     tables: list[StudyTable | SideTable] = []
     for data in results.data_names:
         tables += [*tables_of(results, data), *side_tables(results, data)]
@@ -83,11 +83,16 @@ def _latex_scores(table: StudyTable, label: str) -> str:
 
 def _latex_side(table: SideTable, label: str) -> str:
     lines = [(name, [latex_text(text) for text in cells]) for name, cells in table.lines]
-    return _latex(label, table.caption, table.heads, lines)
+    return _latex(label, table.caption, table.heads, lines, first=table.first)
 
 
 def _latex(
-    label: str, caption: str, heads: Sequence[str], lines: Sequence[tuple[str, list[str]]], beneath: str = ""
+    label: str,
+    caption: str,
+    heads: Sequence[str],
+    lines: Sequence[tuple[str, list[str]]],
+    beneath: str = "",
+    first: str = "Method",
 ) -> str:
     """A `table` whose cells are LaTeX already, and whose other texts are not."""
     note = [rf"\par {latex_text(beneath)}"] if beneath else []
@@ -98,7 +103,7 @@ def _latex(
             rf"\caption{{{latex_text(caption)}}}\label{{tab:{label}}}",
             r"\begin{tabular}{l" + "r" * len(heads) + "}",
             r"\toprule",
-            " & ".join(map(latex_text, ["Method", *heads])) + r" \\",
+            " & ".join(map(latex_text, [first, *heads])) + r" \\",
             r"\midrule",
             *(" & ".join([latex_text(name), *cells]) + r" \\" for name, cells in lines),
             r"\bottomrule",
@@ -121,7 +126,7 @@ def to_markdown(results: StudyResults) -> str:
         for table in tables_of(results, data):
             parts += [table.caption, _markdown_scores(table), " ".join(table.notes())]
         for side in side_tables(results, data):
-            parts += [side.caption, _markdown(side.heads, side.lines)]
+            parts += [side.caption, _markdown(side.heads, side.lines, side.first.lower())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -144,6 +149,6 @@ def _markdown_views(results: StudyResults) -> list[str]:
     return [view for view in VIEW_TITLES if view != "trained" or results.study.scope == "trained"]
 
 
-def _markdown(heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
-    rows = [["method", *heads], ["---", *("---:" for _ in heads)], *([name, *cells] for name, cells in lines)]
+def _markdown(heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]], first: str = "method") -> str:
+    rows = [[first, *heads], ["---", *("---:" for _ in heads)], *([name, *cells] for name, cells in lines)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,20 @@ from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.storage import write_text
 from equipoise.study import figures, remarks
-from equipoise.study.cost import shared_times
 from equipoise.study.database import write_database
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult
+from equipoise.study.statistics import Spread
 from equipoise.study.summary import summary
 from equipoise.study.table import StudyTable, number, side_tables, tables_of, tables_to_come
+
+#: by scope, whose learning is drawn
+MODELS_DRAWN = {
+    "sites": "personal models where a method has them, else the global one",
+    "trained": "models right after local training, where a method has such",
+    "common": "the global model, where a method has one",
+}
 
 
 def write_study(results: StudyResults, folder: Path) -> None:
@@ -157,7 +164,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-scores",
             figures.scores(results, rows),
-            _scores_caption(results.part, rows),
+            _scores_caption(results, rows),
         ),
         picture(
             f"{prefix}-learning",
@@ -167,7 +174,8 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         picture(
             f"{prefix}-recall",
             figures.rare_classes(results, rows),
-            f"Recall of {_classes_drawn(rows)} over all {results.part} images; in brackets their training images.",
+            f"Recall of {_classes_drawn(rows)} over all {results.part} images; in brackets their training images"
+            f"{_hollow(row.recall for row in rows)}.",
         ),
         picture(
             f"{prefix}-retrogress",
@@ -204,10 +212,17 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
     )
 
 
-def _scores_caption(part: str, rows: Sequence[RowResult]) -> str:
-    text = f"{part.capitalize()} scores by method: mean and standard deviation over seeds, each seed as a dash; hollow"
-    text += " with one seed"
+def _scores_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
+    text = f"{results.part.capitalize()} scores by method"
+    if any(score.std is not None for row in rows for score in row.scores.values()):
+        text += ": mean and standard deviation over seeds, each seed as a dash"
+    text += _hollow(row.scores for row in rows)
     return f"{text}; the paper's number as a diamond." if any(row.row.paper for row in rows) else f"{text}."
+
+
+def _hollow(scores: Iterable[Mapping[Any, Spread]]) -> str:
+    """What a dot without a deviation looks like, where there are any."""
+    return "; hollow: one seed" if any(score.std is None for own in scores for score in own.values()) else ""
 
 
 def _classes_drawn(rows: Sequence[RowResult]) -> str:
@@ -216,24 +231,20 @@ def _classes_drawn(rows: Sequence[RowResult]) -> str:
 
 
 def _cost_caption(rows: Sequence[RowResult]) -> str:
-    shared = shared_times(rows)
-    what = "Traffic" if shared else "Time and traffic"
-    text = f"{what} by method, means over rounds and sites."
-    return f"{text} No times: up to {max(row.together for row in rows)} runs shared the device." if shared else text
-
-
-MODELS_DRAWN = {
-    "sites": "personal models where a method has them, else the global one",
-    "trained": "models right after local training, where a method has such",
-    "common": "the global model",
-}
+    shared = max((row.together for row in rows), default=1)
+    if shared > 1:
+        return f"Traffic by method, means over rounds and sites. No times: up to {shared} runs shared the device."
+    return "Time and traffic by method, means over rounds and sites."
 
 
 def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
     metric, models = METRIC_TITLES[results.study.primary], MODELS_DRAWN[results.study.scope]
-    text = f"{metric} on validation data by round ({models}), mean over sites and seeds, with a band of one standard "
-    text += "deviation over seeds; the other methods in grey."
-    if figures.first_eligible(rows) > 1:
+    means = "seeds" if all(run.on_common_set for row in rows for run in row.runs) else "sites and seeds"
+    text = f"{metric} on validation data by round ({models}), mean over {means}, with a band of one standard "
+    text += (
+        "deviation over seeds; the other methods in grey. Where the first rounds are far below the others they are cut."
+    )
+    if any(figures.first_eligible(row) > 1 for row in rows):
         text += " From the dotted line on a round could be chosen."
     others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]
     if others:

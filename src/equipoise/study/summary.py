@@ -10,7 +10,7 @@ from equipoise.study.config import METRICS
 from equipoise.study.cost import cost
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult, Spreads
-from equipoise.study.table import tables_of
+from equipoise.study.table import tables_of, tables_to_come
 
 
 def summary(results: StudyResults) -> dict[str, Any]:
@@ -31,6 +31,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "mean_ranks": results.ranking.means,
         "not_run": remarks.not_run(results),
         "later": remarks.later(results),
+        "tables_to_come": tables_to_come(results),
         "unfinished": list(results.unfinished),
         "damaged": list(results.damaged),
     }

@@ -16,6 +16,8 @@ from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_wit
 
 #: the p-value below which a difference is marked
 SIGNIFICANT = 0.05
+#: the most sites whose images are counted in a table
+MOST_SITES = 12
 #: how tables of a paper are called
 PAPERS_OWN = ("Table ", "Tables ", "Fig. ", "Figs. ")
 
@@ -157,7 +159,7 @@ class StudyTable:
             found += [f"{'Differs from the paper' if results.has_paper else 'Note'}: {text}" for text in study.differs]
             found += [f"Differs from the study file: {text}." for text in results.deviations]
         found += [f"{row.row.name}: {row.row.note}" for row in rows if row.row.note]
-        found += [f"Not run yet: {'; '.join(self.lacking)}."] if self.lacking else []
+        found += [f"No finished run: {'; '.join(self.lacking)}."] if self.lacking else []
         return found
 
 
@@ -176,9 +178,10 @@ def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
 
 
 def tables_to_come(results: StudyResults) -> list[str]:
-    """The names of tables that are shown of no data set."""
-    shown = {table.name for data in results.data_names for table in tables_of(results, data)}
-    return [name for name in results.study.tables if name and name not in shown]
+    """The tables that are not shown yet, after their data set where there are several."""
+    shown = {(data, table.name) for data in results.data_names for table in tables_of(results, data)}
+    every = [(data, name) for data in results.data_names for name in results.study.tables if name]
+    return [_of(data, name) for data, name in every if (data, name) not in shown]
 
 
 def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
@@ -222,11 +225,12 @@ def decimals(value: float | None, column: Sequence[float | None]) -> str:
 
 @dataclass(frozen=True)
 class SideTable:
-    """A table of texts: a line for each row that has runs."""
+    """A table of texts: a line for each row that has runs, or for each `first`."""
 
     caption: str
     heads: Sequence[str]
     lines: Sequence[tuple[str, Sequence[str]]]
+    first: str = "Method"
 
 
 def site_table(results: StudyResults, data: str) -> SideTable | None:
@@ -274,9 +278,29 @@ def cost_table(results: StudyResults, data: str) -> SideTable | None:
     return SideTable(_of(data, text), COST_TITLES, [(row.row.name, cost_cells(results, row)) for row in rows])
 
 
+def counts_table(results: StudyResults, data: str) -> SideTable | None:
+    """Images of each class in each part at the sites that score models, where they are few enough to read."""
+    runs = [run.record for row in _finished(results, data) for run in row.runs]
+    # Pooled training hides who holds what: any other run shows the federation.
+    run = max(runs, key=lambda run: len(run.training_sites), default=None)
+    sites = [site for site in run.start.sites if any(site.valid) or any(site.test)] if run else []
+    if run is None or not 0 < len(sites) <= MOST_SITES:
+        return None
+    titles = {"train": "training", "valid": "validation", "test": "test"}
+    parts = [part for part in titles if any(any(getattr(site, part)) for site in sites)]
+    lines = []
+    for site in sites:
+        counts = [getattr(site, part) or [0] * len(site.train) for part in parts]
+        lines.append((site.name, [" / ".join(f"{count:,}" for count in each) for each in zip(*counts)]))
+    what = " / ".join(titles[part] for part in parts)
+    text = f"Images of each class where models are scored: {what} (seed {run.start.config.get('seed')})."
+    return SideTable(_of(data, text), run.start.classes, lines, "Site")
+
+
 def side_tables(results: StudyResults, data: str) -> list[SideTable]:
     """All of them, in order."""
-    every = (site_table(results, data), *cohort_tables(results, data), cost_table(results, data))
+    cohorts = cohort_tables(results, data)
+    every = (site_table(results, data), *cohorts, counts_table(results, data), cost_table(results, data))
     return [table for table in every if table]
 
 
