@@ -131,15 +131,15 @@ def test_equal_ranks_are_drawn_one_above_the_other():
     assert max(abs(height - 5) for height in crowded) < 0.5, "within their own row"
 
 
-def test_times_of_runs_that_waited_for_each_other_are_not_drawn(tmp_path):
+def test_times_of_runs_that_waited_for_each_other_are_drawn_in_grey(tmp_path):
     study = make_up(made_up_study(), tmp_path)
     results = collect(study, tmp_path)
     assert [title(ax) for ax in drawn(figures.cost, results).axes] == ["Time", "Traffic"]
     for path in tmp_path.glob("runs/prr*"):
         (path / "study.json").write_text('{"together": 4}')
     results = collect(study, tmp_path)
-    assert [title(ax) for ax in drawn(figures.cost, results).axes] == ["Traffic"]
-    assert "No times: up to 4 runs shared the device." in render(results)
+    assert [title(ax) for ax in drawn(figures.cost, results).axes] == ["Time on a shared device", "Traffic"]
+    assert "waited for each other: times compare no methods." in render(results)
 
 
 def test_little_traffic_is_told_in_words(tmp_path):

@@ -268,16 +268,16 @@ def _bar(score: Spread) -> list[list[float]] | None:
 
 
 def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """Bytes that a site sends and receives in a round, by row; and its seconds, unless runs waited for each other."""
+    """Seconds of a round, grey where runs waited for each other, and bytes that a site sends and receives, by row."""
     rows = [row for row in rows if row.runs]
     if not rows:
         return None
-    timed = all(row.together == 1 for row in rows)
-    figure, (*clocks, wire) = _by_row(rows, 2 if timed else 1)
+    shared = any(row.together > 1 for row in rows)
+    figure, (clock, wire) = _by_row(rows, 2)
     places = np.arange(len(rows))
-    for clock in clocks:
-        clock.barh(places, [row.seconds.mean if row.seconds else 0 for row in rows], 0.6, color=ACCENT)
-        clock.set(title="Time", xlabel="Seconds per round")
+    seconds = [row.seconds.mean if row.seconds else 0 for row in rows]
+    clock.barh(places, seconds, 0.6, color=FAINT if shared else ACCENT)
+    clock.set(title="Time on a shared device" if shared else "Time", xlabel="Seconds per round")
     sent, received = (np.array([row.traffic(way) or 0.0 for row in rows]) for way in ("sent", "received"))
     most = max(sent.max(), received.max())
     divisor, unit = byte_unit(most)

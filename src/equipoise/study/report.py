@@ -17,6 +17,7 @@ from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.storage import write_text
 from equipoise.study import figures, remarks
+from equipoise.study.cost import shared_times
 from equipoise.study.database import write_database
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.results import StudyResults
@@ -231,10 +232,7 @@ def _classes_drawn(rows: Sequence[RowResult]) -> str:
 
 
 def _cost_caption(rows: Sequence[RowResult]) -> str:
-    shared = max((row.together for row in rows), default=1)
-    if shared > 1:
-        return f"Traffic by method, means over rounds and sites. No times: up to {shared} runs shared the device."
-    return "Time and traffic by method, means over rounds and sites."
+    return " ".join(["Time and traffic by method, means over rounds and sites.", *shared_times(rows)])
 
 
 def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
