@@ -19,7 +19,7 @@ from equipoise.errors import UserError
 from equipoise.report import headline, read_run, to_csv, to_latex, write_report
 from equipoise.report.comparison import class_recall, overlaid_learning
 from equipoise.report.curves import flat, mean_curve, metric_curves, retrogress
-from equipoise.report.summary import duration, left_out, ranges, traffic
+from equipoise.report.summary import duration, key_numbers, left_out, ranges, traffic
 from equipoise.report.tables import percent, run_labels, selection_note
 from harness import run_tiny
 
@@ -720,3 +720,16 @@ def test_quantities_are_printed_in_units_a_person_would_use():
         "2 h 02 min",
     ]
     assert [traffic(size) for size in (0, 750, 9_100_000, 2.5e9)] == ["0 bytes", "750 bytes", "9.10 MB", "2.50 GB"]
+
+
+def test_the_first_numbers_say_how_many_sites_they_are_the_mean_of_where_one_was_lost(tmp_path):
+    folder = run_tiny(tmp_path / "run", "fedavg", "train.rounds=1")
+    whole = key_numbers(read_run(folder))
+    assert whole and not any(" of " in remark for *_, remark in whole)
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if (line["event"], line.get("site")) != ("final", "site 2")]
+    (folder / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    sites = len(read_run(folder).training_sites)
+    assert f"global view, mean over sites ({sites - 1} of {sites})" in [
+        remark for *_, remark in key_numbers(read_run(folder))
+    ]

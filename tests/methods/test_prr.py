@@ -521,6 +521,20 @@ def test_a_site_begins_a_round_with_prototypes_of_ones_as_released(tmp_path):
     assert not torch.equal(server_state(kept)["model/head.weight"], expected)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("train.rounds=4",), "none of 4 rounds is after prr.warmup = 15"),
+        (("prr.warmup=0", "prr.prototype_exchange=released"), "train.epochs = 1 no epoch has prototypes but ones"),
+        (("prr.warmup=0", "prr.prototype_exchange=released", "train.epochs=2"), ""),
+        (("train.rounds=4", "prr.cpa_local=false"), ""),
+    ],
+)
+def test_a_run_says_when_prototypes_cannot_weigh(settings, told):
+    sentences = PRRClient.in_vain(setting_of("train.epochs=1", *settings))
+    assert told in "".join(sentences) and bool(sentences) == bool(told)
+
+
 # ---- what leaves a site ----------------------------------------------------------------------------
 
 

@@ -104,6 +104,11 @@ class Client:
         """Config keys that have no effect under these options, because the method brings its own."""
         return ()
 
+    @classmethod
+    def in_vain(cls, setting: Setting) -> tuple[str, ...]:
+        """Sentences about options of the method that cannot act under these settings."""
+        return ()
+
     # ---- declarations, used in build() ---------------------------------------------------------
 
     def build(self) -> None:

@@ -74,5 +74,6 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
+    yield from client.in_vain(setting)
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has test images of its own"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.aggregation import band_schedule
 from equipoise.config import Config
-from equipoise.engine.contract import Batch, Client, Method
+from equipoise.engine.contract import Batch, Client, Method, Setting
 from equipoise.engine.protocol import (
     Action,
     Ask,
@@ -178,6 +178,20 @@ class PRRClient(CPAClient):
             self.parked = self.keeps("parked", self.reference(self.setting.new_net()))
         self.build_cpa()
         self.phase("main", {"personal": self.net, "deputy": self.deputy} if options.paired else self.net)
+
+    @classmethod
+    def in_vain(cls, setting: Setting) -> tuple[str, ...]:
+        options, train = setting.options, setting.config.train
+        if options.cpa_local and options.warmup >= train.rounds:
+            return (
+                f"prr.cpa_local has no effect: none of {train.rounds} rounds is after prr.warmup = {options.warmup}",
+            )
+        if options.forgets_prototypes and train.epochs == 1:
+            return (
+                'prr.cpa_local has no effect: with prr.prototype_exchange = "released" and train.epochs = 1 no epoch '
+                "has prototypes but ones",
+            )
+        return ()
 
     # ---- actions -----------------------------------------------------------------------------------
 

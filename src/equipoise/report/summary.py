@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from equipoise.report.figures import byte_unit
 from equipoise.report.record import RunRecord, setting
-from equipoise.report.tables import METRIC_TITLES, headline, percent
+from equipoise.report.tables import METRIC_TITLES, HeadlineRow, headline, percent
 
 
 def facts(run: RunRecord) -> list[tuple[str, str]]:
@@ -40,7 +40,8 @@ def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
     if not rows:
         return []
     row = next((row for row in rows if row.scope == "mean"), rows[0])
-    remark = f"{row.view} view, {row.scope_title}" + ("" if row.part == "test" else ", validation")
+    remark = f"{row.view} view, {row.scope_title}{_of_how_many(run, row)}"
+    remark += "" if row.part == "test" else ", validation"
     keys = ("balanced_accuracy", "macro_f1", "worst_class_recall", "worst_site")
     remarks = {"worst_site": f"balanced accuracy at {row.worst_site_name}" if row.worst_site_name else remark}
     return [
@@ -48,6 +49,13 @@ def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
         for key in keys
         if row.values.get(key) is not None
     ]
+
+
+def _of_how_many(run: RunRecord, row: HeadlineRow) -> str:
+    """How many sites a mean is of, where some with images of the part were lost."""
+    measured = sum(result.scope == "site" and result.view == row.view for result in run.results)
+    holders = sum(any(site.test if row.part == "test" else site.valid) for site in run.training_sites)
+    return f" ({measured} of {holders})" if row.scope == "mean" and measured < holders else ""
 
 
 @dataclass(frozen=True)

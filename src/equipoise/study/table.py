@@ -151,7 +151,7 @@ class StudyTable:
             found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
         pooled = [row.row.name for row in rows if row.pooled]
         if pooled:
-            found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; not in bold nor tested.")
+            found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; neither best nor tested.")
         found += [self.tests_note] if self.tests_note else []
         if any(row.row.paper for row in rows) and study.paper:
             found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
@@ -164,17 +164,13 @@ class StudyTable:
 
 
 def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
-    """The tables of one data set that have something to show: not those with rows still to run whose others stand in
-    another table already, such as the base line alone."""
+    """The tables of one data set that have something to show: not those whose only finished row, such as the base line,
+    waits for others to compare with and stands in another table already."""
     tables = [StudyTable(results, data, name) for name in results.study.tables]
-    by_size = sorted(tables, key=lambda table: -len(table.rows))
-    shown: list[str] = []
-    for table in by_size:
-        told = [set(map(id, other.rows)) for other in by_size if other.name in shown]
-        own = set(map(id, table.rows))
-        if own and not (table.lacking and any(own <= others for others in told)):
-            shown.append(table.name)
-    return [table for table in tables if table.name in shown]
+    elsewhere = {row.row.name for table in tables if len(table.rows) > 1 for row in table.rows}
+    alone = [table for table in tables if len(table.rows) == 1 and table.lacking]
+    repeats = {table.name for table in alone if table.rows[0].row.name in elsewhere}
+    return [table for table in tables if table.rows and table.name not in repeats]
 
 
 def tables_to_come(results: StudyResults) -> list[str]:
