@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from equipoise.cli import app
 from equipoise.deploy import brisk, flower_api, post
+from equipoise.deploy import cli as deploy_cli
 from equipoise.deploy import server as server_module
 from equipoise.deploy.descriptions import describe
 from equipoise.deploy.flower_api import Link, public_key_bytes
@@ -535,3 +536,9 @@ def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_eve
     with pytest.raises(RuntimeError):
         flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: message)
     assert pushed == []
+
+
+def test_without_flower_the_commands_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(UserError, match=r"needs Flower: install the extra flower \(pip install '\.\[flower\]'"):
+        deploy_cli._prepare()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equipoise.errors import UserError
+from equipoise.errors import UserError, install
 
 console = Console()
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
@@ -23,7 +23,7 @@ def _prepare() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise UserError("this command needs Flower: {install('flower')}") from None
+        raise UserError(f"this command needs Flower: {install('flower')}") from None
     from equipoise.deploy.processes import end_orderly_on_termination, spare_loopback_the_proxy
 
     end_orderly_on_termination()
