@@ -45,8 +45,9 @@ SHORT_TITLES = {
 
 
 GroupKey = tuple[str, str, str | None]
+"""Part, scope and site: rows with the same key measure the same kind of thing."""
 RivalKey = tuple[GroupKey, Hashable]
-"""Part, scope and site: rows with the same key measure the same thing and may be compared."""
+"""The same, and the classes and places that were measured: rows with the same key may be compared."""
 
 
 @dataclass(frozen=True)

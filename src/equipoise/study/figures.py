@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -123,7 +122,7 @@ def _small_multiples(
     label: str,
     *,
     about_zero: bool = False,
-    chosen_from: Mapping[str, int] = MappingProxyType({}),
+    chosen_from: Mapping[str, int] | None = None,
 ) -> Figure | None:
     """A panel per row that has curves: with a line at zero, or without the steep first rounds, which are cut below;
     dotted is the round from which one was chosen."""
@@ -141,8 +140,9 @@ def _small_multiples(
         for other, mean in means.items():
             if other != name:
                 draw_curve(ax, mean, 100, color=FAINT, linewidth=0.8)
-        if chosen_from.get(name, 1) > 1:
-            ax.axvline(chosen_from[name], color=MUTED, linewidth=0.8, linestyle=":")
+        first = (chosen_from or {}).get(name, 1)
+        if first > 1:
+            ax.axvline(first, color=MUTED, linewidth=0.8, linestyle=":")
         _band(ax, own)
         draw_curve(ax, means[name], 100, color=ACCENT, linewidth=1.7)
         ax.set_title(plain(name))

@@ -21,7 +21,7 @@ from equipoise.study.cost import shared_times
 from equipoise.study.database import write_database
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.results import StudyResults
-from equipoise.study.rows import RowResult
+from equipoise.study.rows import RowResult, federation_of
 from equipoise.study.statistics import Spread
 from equipoise.study.summary import summary
 from equipoise.study.table import StudyTable, number, side_tables, tables_of, tables_to_come
@@ -158,9 +158,7 @@ def _validation_title(rows: Sequence[RowResult]) -> str:
 
 
 def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> list[Picture]:
-    runs = [run.record for row in rows for run in row.runs]
-    # Pooled training hides who holds what: any other run shows the federation.
-    federation = max(runs, key=lambda run: len(run.training_sites), default=None)
+    federation = federation_of(rows)
     drawn = [
         picture(
             f"{prefix}-scores",
@@ -238,10 +236,8 @@ def _cost_caption(rows: Sequence[RowResult]) -> str:
 def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
     metric, models = METRIC_TITLES[results.study.primary], MODELS_DRAWN[results.study.scope]
     means = "seeds" if all(run.on_common_set for row in rows for run in row.runs) else "sites and seeds"
-    text = f"{metric} on validation data by round ({models}), mean over {means}, with a band of one standard "
-    text += (
-        "deviation over seeds; the other methods in grey. Where the first rounds are far below the others they are cut."
-    )
+    text = f"{metric} on validation data by round ({models}), mean over {means}, with a band of one standard deviation "
+    text += "over seeds; the other methods in grey. Where the first rounds are far below the others they are cut."
     if any(figures.first_eligible(row) > 1 for row in rows):
         text += " From the dotted line on a round could be chosen."
     others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]

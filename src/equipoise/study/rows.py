@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -179,6 +179,12 @@ class RowResult:
 def _percent(result: Result | None, metric: Metric) -> float | None:
     value = result.metrics.get(metric) if result else None
     return None if value is None else 100 * value
+
+
+def federation_of(rows: Iterable[RowResult]) -> RunRecord | None:
+    """The run that shows best who holds what: pooled training hides it."""
+    runs = (run.record for row in rows for run in row.runs)
+    return max(runs, key=lambda run: len(run.training_sites), default=None)
 
 
 def holders(rows: Sequence[RowResult], runs: Sequence[RunResult]) -> str:

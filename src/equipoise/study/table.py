@@ -11,7 +11,7 @@ from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
 from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, sent_entries, shared_times
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults
-from equipoise.study.rows import RowResult
+from equipoise.study.rows import RowResult, federation_of
 from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
 
 #: the p-value below which a difference is marked
@@ -276,9 +276,7 @@ def cost_table(results: StudyResults, data: str) -> SideTable | None:
 
 def counts_table(results: StudyResults, data: str) -> SideTable | None:
     """Images of each class in each part at the sites that score models, where they are few enough to read."""
-    runs = [run.record for row in _finished(results, data) for run in row.runs]
-    # Pooled training hides who holds what: any other run shows the federation.
-    run = max(runs, key=lambda run: len(run.training_sites), default=None)
+    run = federation_of(results.of(data))
     sites = [site for site in run.start.sites if any(site.valid) or any(site.test)] if run else []
     if run is None or not 0 < len(sites) <= MOST_SITES:
         return None
