@@ -58,13 +58,40 @@ STUDIES = {
             "random": "a frozen classifier of random directions",
         },
     ),
+    "fedbm-pbc-0.05": (
+        {2: "macro_f1", 5: "accuracy", 7: "balanced_accuracy", 8: "balanced_auc", 9: "worst_class_recall"},
+        {
+            "fedavg": "FedAvg",
+            "fedetf": "FedETF",
+            "fedbm": "FedBM",
+            "fedbm-cgde": "FedBM without its generator",
+            "random": "a frozen classifier of random directions",
+        },
+    ),
+    "fedbm-tuning-pbc": (
+        {1: "macro_f1"},
+        {
+            "tau=7.5": "tau 7.5, lambda_dis 0.1, 16 generated images",
+            "tau=12.5": "tau 12.5, the same",
+            "tau=17.5 dis=0.1 batch=16": "tau 17.5, the same",
+            "tau=25": "tau 25, the same",
+            "dis=0.1 batch=8": "tau 17.5, lambda_dis 0.1, 8 images",
+            "dis=0.1 batch=32": "tau 17.5, lambda_dis 0.1, 32 images",
+            "dis=1 batch=8": "tau 17.5, lambda_dis 1, 8 images",
+            "dis=1 batch=16": "tau 17.5, lambda_dis 1, 16 images",
+            "dis=1 batch=32": "tau 17.5, lambda_dis 1, 32 images",
+        },
+    ),
     "fednpr-isic": (
         {2: "balanced_accuracy", 5: "balanced_auc", 7: "macro_f1", 8: "accuracy", 9: "worst_class_recall"},
         {
+            "local": "local learning",
             "fedavg": "FedAvg",
+            "fedbabu": "FedBABU",
             "fednpr": "FedNPR",
             "fednpr-per": "FedNPR-Per",
             "fednpr-random": "FedNPR, random sub-clusters",
+            "fednpr-per-random": "FedNPR-Per, random sub-clusters",
         },
     ),
     "fediic-ham10000": (
