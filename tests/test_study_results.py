@@ -412,11 +412,43 @@ def test_a_paper_s_numbers_have_the_decimals_of_their_column(given, shown):
     assert decimals(given[0], [*given, None]) == shown and decimals(None, given) == "–"
 
 
-def test_the_report_says_why_there_are_no_curves_of_retrogress(tmp_path):
+@pytest.mark.parametrize(
+    ("asked", "images", "why"),
+    [
+        (False, True, " (evaluation.trained = false)"),
+        (True, False, ", for the sites have no validation images of their own"),
+        (True, True, ""),
+    ],
+)
+def test_the_report_says_why_there_are_no_curves_of_retrogress(tmp_path, asked, images, why):
     study = make_up(made_up_study(), tmp_path)
     assert "No curves of retrogress" not in render(collect(study, tmp_path))
-    rewrite(tmp_path, lambda line: [line] * (line.get("view") != "trained"))
-    assert "No curves of retrogress" in render(collect(study, tmp_path))
+
+    def untrained(line: dict[str, Any]) -> list[dict[str, Any]]:
+        if line["event"] == "start":
+            line["config"]["evaluation"]["trained"] = asked
+            for site in line["sites"]:
+                site["valid"] = site["train"] if images else [0] * len(site["train"])
+        return [line] * (line.get("view") != "trained")
+
+    rewrite_all(tmp_path, lambda path, line: untrained(line))
+    page = render(collect(study, tmp_path))
+    assert f"No curves of retrogress: models were not scored right after local training{why}." in page
+
+
+def test_a_table_says_how_rounds_were_chosen_for_its_own_rows_alone(tmp_path):
+    rows = [
+        {"name": "fedavg", "method": "fedavg", "tables": ["A", "B"]},
+        {"name": "prr", "method": "prr", "tables": ["B"], "settings": {"evaluation": {"rule": "last"}}},
+        {"name": "local", "method": "local", "tables": ["A"]},
+    ]
+    study = made_up_study(row=rows)
+    results = collect(make_up(study, tmp_path), tmp_path)
+    first, second = (table.rule for table in tables_of(results, ""))
+    best, ending = "the round with the best validation balanced accuracy", " Test data took no part in the choice."
+    assert first == f"Reported is {best}.{ending}"
+    assert second == f"Reported is {best} (fedavg); the last round (prr).{ending}"
+    assert results.rule == f"Reported is {best} (fedavg, local); the last round (prr).{ending}"
 
 
 def test_several_data_sets_are_drawn_side_by_side(tmp_path):

@@ -245,5 +245,5 @@ def _print_table(table: StudyTable) -> None:
         texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
         shown.add_row(row.row.name, str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
     console.print(shown)
-    for note in [results.rule, results.scope, *leaks(table.rows), *([table.tests_note] if table.tests_note else [])]:
+    for note in [table.rule, results.scope, *leaks(table.rows), *([table.tests_note] if table.tests_note else [])]:
         console.print(escape(note), highlight=False, style="dim")

@@ -205,10 +205,12 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
     runs = [run.record for row in rows for run in row.runs]
     if not runs or any(scored.view == "trained" and scored.part == "valid" for r in runs for scored in r.evaluations):
         return ""
-    return (
-        "No curves of retrogress: these runs did not score models on validation images right after local training "
-        "(evaluation.trained = false)."
-    )
+    why = ""
+    if not any(run.start.config["evaluation"]["trained"] for run in runs):
+        why = " (evaluation.trained = false)"
+    elif not any(sum(site.valid) for run in runs for site in run.training_sites):
+        why = ", for the sites have no validation images of their own"
+    return f"No curves of retrogress: models were not scored right after local training{why}."
 
 
 def _scores_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,13 +95,8 @@ class StudyResults:
 
     @cached_property
     def rule(self) -> str:
-        """How the reported round was chosen, as the runs' own configs say, and that test images had no part in it."""
-        rows: dict[str, list[str]] = {}
-        for run in self.runs:
-            rows.setdefault(_rule(run.record.start.config["evaluation"]), []).append(run.cell.row.name)
-        rules = [f"{rule} ({', '.join(dict.fromkeys(names))})" for rule, names in rows.items()]
-        text = "; ".join(rules) if len(rules) > 1 else next(iter(rows), "No run has finished yet")
-        return f"{text}. {PART_SENTENCES[self.study.part]}"
+        """How the reported rounds of all runs were chosen."""
+        return selection_rule(self.runs, self.study.part)
 
     @cached_property
     def deviations(self) -> list[str]:
@@ -115,6 +110,16 @@ class StudyResults:
         return [f"{text} ({holders(self.rows, runs)})" for text, runs in found.items()]
 
 
+def selection_rule(runs: Iterable[RunResult], part: str) -> str:
+    """How the reported round was chosen, as the runs' own configs say, and that test images had no part in it."""
+    rows: dict[str, list[str]] = {}
+    for run in runs:
+        rows.setdefault(_rule(run.record.start.config["evaluation"]), []).append(run.cell.row.name)
+    rules = [f"{rule} ({', '.join(dict.fromkeys(names))})" for rule, names in rows.items()]
+    text = "; ".join(rules if len(rules) > 1 else rows)
+    return f"{f'Reported is {text}' if text else 'No run has finished yet'}. {PART_SENTENCES[part]}"
+
+
 def _rule(evaluation: dict[str, Any]) -> str:
     settings = EvaluationConfig.model_validate(evaluation)
     title = METRIC_TITLES[settings.metric]
@@ -124,10 +129,10 @@ def _rule(evaluation: dict[str, Any]) -> str:
     since = f", from round {settings.first_round} on" if settings.first_round > 1 else ""
     match settings.rule:
         case "best":
-            return f"Reported is {own}the round with the best validation {metric}{models}{since}"
+            return f"{own}the round with the best validation {metric}{models}{since}"
         case "last":
-            return "Reported is the last round"
-    return f"Reported is the mean over the last {settings.last} rounds"
+            return "the last round"
+    return f"the mean over the last {settings.last} rounds"
 
 
 def collect(study: StudyConfig, folder: Path) -> StudyResults:

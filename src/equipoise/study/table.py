@@ -10,7 +10,7 @@ from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
 from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, sent_entries, shared_times
-from equipoise.study.results import HIGHER_IS_BETTER, StudyResults
+from equipoise.study.results import HIGHER_IS_BETTER, StudyResults, selection_rule
 from equipoise.study.rows import RowResult, federation_of
 from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
 
@@ -138,11 +138,16 @@ class StudyTable:
 
     # ---- notes ----------------------------------------------------------------------------------
 
+    @property
+    def rule(self) -> str:
+        """How the reported rounds of its rows were chosen."""
+        return selection_rule((run for row in self.rows for run in row.runs), self.results.study.part)
+
     def notes(self, alone: bool = True) -> list[str]:
         """What stands beneath: selection rule, scope, how tests were made; and unless the table stands on a page that
         says so at its top, groups shared between training and test, and what differs from the paper."""
         results, study, rows = self.results, self.results.study, self.rows
-        found = [results.rule, results.scope]
+        found = [self.rule, results.scope]
         if alone:
             found += [f"{text}." for text in remarks.leaks(rows)]
         found += _seeds_note(rows)
