@@ -29,4 +29,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf demo runs build src/*.egg-info
+	rm -rf demo build src/*.egg-info

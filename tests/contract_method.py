@@ -20,7 +20,7 @@ from equipoise.engine.protocol import (
     Scan,
     Train,
 )
-from equipoise.methods.common import average, total
+from equipoise.methods._common import average, total
 
 
 class ContractServer(Server):

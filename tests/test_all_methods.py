@@ -1,15 +1,18 @@
-"""What every registered method must keep: learning, bit-exact resume, independence of workers, bad and lost sites."""
+"""What every registered method must keep: bit-exact resume, independence of workers, its disclosure sheet, and rounds
+in which a site is lost or sends NaN."""
 
 from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
 
+from equipoise import methods
 from equipoise.engine import local
-from equipoise.engine.contract import Client
+from equipoise.engine.contract import Client, Method
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import SiteFailure
 from equipoise.methods import get_method, method_names
@@ -153,8 +156,49 @@ def test_a_bad_or_lost_site_is_survived(tmp_path, method, fault):
     assert all(torch.isfinite(t).all() for t in all_state(tmp_path).values() if t.is_floating_point())
 
 
+def test_every_file_is_a_method_but_those_that_begin_with_an_underscore():
+    files = Path(methods.__file__).parent.glob("[!_]*.py")
+    assert sorted(path.stem.replace("_", "-") for path in files) == METHODS
+    assert all(isinstance(get_method(name), Method) for name in METHODS)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_reply_is_on_the_disclosure_sheet(method):
-    client = get_method(method).client
-    assert all(text for entries in client.discloses.values() for text in entries.values())
-    assert all(callable(getattr(client, action)) for action in client.discloses)
+def test_a_server_that_adds_nothing_to_another_is_not_written_down_anew(method):
+    server = get_method(method).server
+    assert len(server.__bases__) > 1 or server.__dict__.keys() - {"__module__", "__doc__", "__firstlineno__"}
+
+
+#: of methods whose sites do not always send all that they may: settings under which they do, taken together
+SENDS_ALL = {"ida": [("ida.accuracy=true",)], "prr": [(), AS_RELEASED, ("prr.global_view=true",)]}
+
+
+def overheard(folder, method: str, *settings: str) -> dict[str, set[str]]:
+    """The entries of all replies to each action in a run of one round, in which no reply is refused."""
+    heard: dict[str, set[str]] = {}
+
+    class Listening(local.LocalEngine):
+        def ask(self, ask):
+            replies = yield from super().ask(ask)
+            for reply in replies:
+                heard.setdefault(ask.action, set()).update(reply.payload)
+            return replies
+
+    config = tiny_config(method, *settings_of(method), *settings, "train.rounds=1")
+    Run(config, get_method(method), tiny_federation(config), folder, engine=Listening).execute()
+    assert events(folder, "round")[0]["missing"] == {}
+    return heard
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_reply_with_all_that_the_disclosure_sheet_names_and_nothing_else(tmp_path, method):
+    said: dict[str, set[str]] = {}
+    declared: dict[str, set[str]] = {}
+    for number, settings in enumerate(SENDS_ALL.get(method, [()])):
+        sheet = get_method(method).client_class(tiny_config(method, *settings)).discloses
+        for action, entries in overheard(tmp_path / str(number), method, *settings).items():
+            assert entries <= sheet[action].keys()
+            said[action] = said.get(action, set()) | entries
+        for action, entries in sheet.items():
+            declared[action] = declared.get(action, set()) | entries.keys()
+            assert all(entries.values()), "each is explained in words"
+    assert said == declared

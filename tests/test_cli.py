@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise import cli
+from equipoise import cli, methods, runs
 from equipoise.engine.disclosure import POOLED, disclosure_sheet, widest_sheet
 from equipoise.methods import get_method, method_names
+from equipoise.methods.prr import PRRClient
 from harness import TINY, all_state, assert_same_bits, events
 
 QUICK = [f"--set={setting}" for setting in TINY]
@@ -110,10 +112,28 @@ def test_methods_show_prints_the_disclosure_sheet(equipoise):
     assert all(f" {action} " in out for action in ("describe", "evaluate", "progress"))
 
 
+@pytest.mark.parametrize("name", ["central", "fedlc", "fednpr-per"])
+def test_methods_show_describes_a_method_by_the_first_paragraph_of_its_own_file(equipoise, name):
+    """Also where its server is another method's, as central's is FedAvg's."""
+    source = (Path(methods.__file__).parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    described = source.removeprefix('"""').partition('"""')[0].partition("\n\n")[0].split()
+    code, out, _ = equipoise("methods", "show", name)
+    assert code == 0 and out.split()[: len(described) + 1] == [name, *described]
+
+
 def test_the_sheet_of_a_method_has_its_variants_and_that_of_pooling_says_so():
     assert "norm" in widest_sheet(get_method("prr"))["train"], "with a global view batch norm leaves"
     assert "norm" not in disclosure_sheet(get_method("prr").client)["train"]
     assert widest_sheet(get_method("central")) == POOLED
+
+
+def test_the_sheet_of_a_method_has_no_more_than_its_declared_variants():
+    """Whatever other classes were made from its client, here or in tests."""
+    before = widest_sheet(get_method("prr"))
+    leaky = type("Leaky", (PRRClient,), {"discloses": {"train": {"images": "all"}}, "__module__": PRRClient.__module__})
+    assert widest_sheet(get_method("prr")) == before
+    declared = dataclasses.replace(get_method("prr"), variants={"global_view": leaky})
+    assert "images" in widest_sheet(declared)["train"]
 
 
 def test_data_inspect_draws_the_federation(equipoise):
@@ -195,6 +215,55 @@ def test_a_run_is_not_overwritten_and_another_config_not_resumed(equipoise):
     assert code == 2 and "another config" in err
     code, _, _ = equipoise("run", "--out", "out", *QUICK, "--resume")
     assert code == 0
+
+
+def test_a_demo_replaces_its_own_runs_and_nothing_else(equipoise, tmp_path, monkeypatch):
+    whole = runs.make_config
+    monkeypatch.setattr(runs, "make_config", lambda source, settings, **top: whole(None, TINY, **top))
+    mine = tmp_path / "runs" / "fedavg" / "config.toml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my own")
+    code, _, err = equipoise("demo", "--out", "runs", "--methods", "fedavg")
+    assert code == 2 and "runs is not empty and holds no demo" in err
+    assert [path.read_text() for path in tmp_path.rglob("*.toml")] == ["my own"]
+
+    assert equipoise("demo", "--methods", "fedavg,oops")[0] == 2 and not Path("demo").exists()
+    assert equipoise("demo", "--methods", "fedavg,local")[0] == 0
+    note = Path("demo/fedavg/notes.txt")
+    note.write_text("look at site 2")
+    before = Path("demo/fedavg/events.jsonl").stat().st_ino
+    code, out, _ = equipoise("demo", "--methods", "fedavg")
+    assert code == 0 and "demo/report.html" in out and note.read_text() == "look at site 2"
+    assert Path("demo/fedavg/events.jsonl").stat().st_ino != before and Path("demo/local/events.jsonl").exists()
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(equipoise, tmp_path):
+    settings = [*QUICK, "--set=train.rounds=1"]
+    assert equipoise("run", "--out", "one", *settings)[0] == 0
+    log = tmp_path / "one" / "events.jsonl"
+    assert events(tmp_path / "one", "start")[0]["device"] == "cpu"
+    text = log.read_text()
+    log.write_text(text.replace('"device": "cpu"', '"device": "gpu"', 1))  # as many bytes, so that the log stays whole
+    assert equipoise("run", "--out", "one", *settings, "--resume")[0] == 0
+    assert [e["text"] for e in events(tmp_path / "one", "warning")] == [
+        "the run began on gpu and goes on on cpu: its bits are those of neither"
+    ]
+
+
+@pytest.mark.parametrize("changed", ["pixels", "a label", "nothing"])
+def test_a_run_goes_on_only_with_the_images_it_began_with(equipoise, changed):
+    write_images(Path("images"), {"a": 20, "b": 20})
+    base = ("run", "--data", "folder:images", "--out", "out", "--rounds", "1", "--set", "data.size=16")
+    drawn = ("--set", "data.partition='dirichlet_per_class'", "--set", "data.sites=2", "--set", "data.alpha=5.0")
+    assert equipoise(*base, *drawn, "--set", "data.store='store'")[0] == 0
+    match changed:
+        case "pixels":
+            for path in sorted(Path("images/a").iterdir()):
+                Image.new("RGB", (20, 20), "red").save(path)
+        case "a label":
+            Path("images/a/a0.png").rename("images/b/a0.png")
+    code, _, err = equipoise(*base, *drawn, "--set", "data.store='other'", "--resume")
+    assert (code, "data has changed" in err) == ((0, False) if changed == "nothing" else (2, True))
 
 
 def test_a_run_does_not_go_on_with_other_data_or_a_damaged_log(equipoise):

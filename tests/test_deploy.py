@@ -222,6 +222,13 @@ def test_a_variant_of_a_method_has_its_words_too():
     check_words(policy)
 
 
+def test_words_of_a_class_that_no_method_uses_are_not_known():
+    made = type("Unregistered", (get_method("fedavg").client,), {"discloses": {"train": {"diary": "what was seen"}}})
+    policy = policy_for(get_method("fedavg").client)
+    with pytest.raises(UserError, match="no method sends 'diary' in 'train'"):
+        check_words(policy | {"train": [*policy["train"], *made.discloses["train"]]})
+
+
 @pytest.mark.parametrize("port", ["99999", "0", "-1", "x", "65536"])
 @pytest.mark.parametrize(("kind", "key"), [(SiteFile, "superlink"), (ServerFile, "address")])
 def test_a_port_that_cannot_be_is_refused_with_its_key(server_file, site_file, kind, key, port):

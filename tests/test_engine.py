@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import contract_method
+from clients import new_client, new_server, noise_batch
+from equipoise.data.augment import build_augmentation
+from equipoise.data.federation import Site
 from equipoise.engine.cohort import Cohort
-from equipoise.engine.contract import Client, Method
+from equipoise.engine.contract import Client, Method, Setting
 from equipoise.engine.loop import Run
 from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
 from equipoise.engine.server import State
 from equipoise.engine.site import Request
-from equipoise.engine.training import cut
+from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
@@ -167,6 +172,68 @@ def test_a_round_with_too_few_answers_is_repeated_then_given_up(tmp_path):
     assert events(tmp_path, "round")[-1]["round"] == 1
 
 
+NOTHING = [Train(epochs=0), Train(steps=0), Train(epochs=0, steps=0)]
+
+
+class IdleClient(FedAvgClient):
+    """Is asked for no training before whatever its subclass does."""
+
+    def train(self, message: Payload) -> Action:
+        yield from NOTHING
+        return self.update()
+
+
+class IdleThenTrains(IdleClient):
+    """Trains after that."""
+
+    def train(self, message: Payload) -> Action:
+        yield from super().train(message)
+        yield Train()
+        return self.update()
+
+
+@pytest.mark.parametrize("config", ["train.epochs=2", "train.steps=3"])
+def test_training_for_no_epochs_or_steps_does_nothing_and_draws_nothing(tmp_path, config):
+    """Whatever the config says, and also for the dropout of later training."""
+    settings = (config, "train.rounds=1", "net.dropout=0.5", "data.phantom.sites=1")
+    idle = run_tiny(tmp_path / "idle", variant(IdleClient), *settings)
+    assert_same_bits(server_state(idle), {f"model/{name}": t for name, t in new_server("fedavg").state.model.items()})
+    plain = run_tiny(tmp_path / "plain", "fedavg", *settings)
+    later = run_tiny(tmp_path / "later", variant(IdleThenTrains), *settings)
+    assert_same_bits(server_state(plain), server_state(later))
+
+
+@pytest.mark.parametrize("work", NOTHING)
+def test_the_training_loop_takes_no_step_where_none_is_asked_for(work):
+    config = tiny_config()
+    client, federation = new_client("fedavg"), tiny_federation(config)
+    part = SiteData(federation.sites[0], client.num_classes, client.setting.device)["train"]
+    augmentation = build_augmentation(config.augment, federation.image_size, federation.channels)
+    progress = Progress(torch.zeros(()))
+    assert list(train(client, part, augmentation, work, progress, EagerSteps())) == []
+    assert (progress.steps, progress.epochs, progress.samples) == (0, 0, 0)
+
+
+def test_nets_run_in_the_precision_of_the_setting_but_where_a_method_asks_for_full_precision(monkeypatch):
+    client, batch = new_client("fedavg"), noise_batch()
+    entered: list[str] = []
+    monkeypatch.setattr(Setting, "autocasts", True)
+    monkeypatch.setattr(Setting, "precision", lambda setting: entered.append("bf16") or nullcontext())
+
+    def times() -> int:
+        entered.clear()
+        client.outputs(batch)
+        client.logits(client.net, batch)
+        return len(entered)
+
+    assert times() == 2
+    with client.full_precision():
+        with client.full_precision():
+            assert times() == 0
+        assert times() == 0, "still within the outer one"
+    assert times() == 2
+
+
 def test_an_undeclared_reply_is_refused(tmp_path):
     class Leaky(FedAvgClient):
         def update(self) -> Payload:
@@ -259,10 +326,24 @@ def test_one_site_is_local_training(tmp_path):
 
 
 def test_central_with_one_site_is_fedavg(tmp_path):
+    """Bit for bit, where the site is called as central learning calls its own: draws depend on a site's name."""
     one = ("data.phantom.sites=1", "data.phantom.missing=0")
-    fedavg = server_state(run_tiny(tmp_path / "fedavg", "fedavg", *one))
-    central = server_state(run_tiny(tmp_path / "central", "central", *one))
-    assert fedavg.keys() == central.keys()
+    central = run_tiny(tmp_path / "central", "central", *one)
+    config = tiny_config("fedavg", *one)
+    federation = tiny_federation(config)
+    renamed = dataclasses.replace(federation, sites=(Site("pooled", federation.sites[0].splits),))
+    Run(config, get_method("fedavg"), renamed, tmp_path / "fedavg").execute()
+    assert_same_bits(server_state(central), server_state(tmp_path / "fedavg"))
+
+
+def test_central_learning_trains_on_every_sites_images_once_an_epoch(tmp_path):
+    central = run_tiny(tmp_path, "central", "train.epochs=2")
+    counts = sum(site.class_counts(4) for site in tiny_federation(tiny_config()).sites)
+    (place,) = [site for site in events(central, "start")[0]["sites"] if sum(site["train"])]
+    assert place["train"] == counts.tolist()
+    for event in events(central, "round"):
+        (work,) = event["sites"].values()
+        assert (work["examples"], work["steps"]) == (2 * counts.sum(), 2 * len(cut(torch.arange(counts.sum()), 8)))
 
 
 def test_every_image_trains_and_a_tail_of_one_joins_the_batch_before():
@@ -304,11 +385,41 @@ def test_selection_takes_the_best_validation_round(tmp_path):
 
 def test_mean_of_the_last_rounds_averages_their_test_scores(tmp_path):
     folder = run_tiny(tmp_path, "fedavg", "train.rounds=4", "evaluation.rule='mean_last'", "evaluation.last=2")
-    finals = {e["site"]: e["metrics"]["accuracy"] for e in events(folder, "final") if e["scope"] == "site"}
-    tests = [e for e in events(folder, "evaluation") if e["part"] == "test"]
-    assert {e["round"] for e in tests} == {3, 4}
-    for site, value in finals.items():
-        assert value == pytest.approx(sum(e["metrics"]["accuracy"] for e in tests if e["site"] == site) / 2)
+    finals = {e["site"]: e for e in events(folder, "final") if e["scope"] == "site"}
+    tests = {(e["site"], e["round"]): e for e in events(folder, "evaluation") if e["part"] == "test"}
+    assert {number for _, number in tests} == {3, 4} and len(finals) == 3
+    for site, final in finals.items():
+        third, fourth = tests[site, 3], tests[site, 4]
+        for name in ("accuracy", "macro_f1", "balanced_accuracy", "loss", "ece"):
+            assert final["metrics"][name] == pytest.approx((third["metrics"][name] + fourth["metrics"][name]) / 2)
+        pairs = zip(third["recall"], fourth["recall"])
+        assert final["recall"] == pytest.approx([None if one is None else (one + two) / 2 for one, two in pairs])
+        both = torch.tensor(third["confusion"]) + torch.tensor(fourth["confusion"])
+        assert torch.equal(torch.tensor(final["confusion"]), both / 2)
+        assert (final["round"], final["rounds"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("evaluation.trained_test=true", "train.participation=0.67")], ids=["all", "some"]
+)
+def test_a_mean_over_rounds_counts_every_test_image_once(tmp_path, more):
+    """Also where a site has trained, and been measured after it, in some of the rounds only."""
+    folder = run_tiny(tmp_path, "fedavg", "train.rounds=4", *MEAN, *more)
+    held = {site["name"]: torch.tensor(site["test"]) for site in events(folder, "start")[0]["sites"]}
+    finals = events(folder, "final")
+    assert {e["view"] for e in finals} == ({"global", "trained"} if more else {"global"})
+    assert not more or len({e.get("rounds", 1) for e in finals}) > 1, (
+        "the case is worth nothing if sites took turns alike"
+    )
+    for final in finals:
+        images = held[final["site"]] if final["site"] else sum(held.values())
+        assert final["n"] == images.sum()
+        assert torch.tensor(final["confusion"]).sum(1).tolist() == pytest.approx(images.tolist())
+
+
+def test_a_result_of_one_round_holds_whole_images_and_says_nothing_of_rounds(tmp_path):
+    for final in events(run_tiny(tmp_path, "fedavg"), "final"):
+        assert all(isinstance(cell, int) for row in final["confusion"] for cell in row) and "rounds" not in final
 
 
 def test_on_a_gpu_sites_with_the_most_images_take_slots_first_and_keep_their_places():

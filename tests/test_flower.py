@@ -15,10 +15,11 @@ from equipoise.deploy.descriptions import agreed_federation, describe, read_desc
 from equipoise.deploy.office import Office
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import new_key_pair, signer, verifier
+from equipoise.engine.base import _difference, _expected
 from equipoise.engine.flower import _length
 from equipoise.engine.hospitals import FlowerOptions
 from equipoise.engine.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
-from equipoise.engine.protocol import SiteFailure
+from equipoise.engine.protocol import Ask, SiteFailure
 from equipoise.engine.states import read_state
 from equipoise.errors import UserError
 from equipoise.exporting import export_model
@@ -52,6 +53,14 @@ def assert_like_local(tmp_path: Path, hospitals: Hospitals, folder: Path, method
 def test_server_and_personal_state_are_those_of_the_local_engine(tmp_path, method):
     hospitals = Hospitals(tmp_path, method)
     assert_like_local(tmp_path, hospitals, hospitals.run(), method)
+
+
+@pytest.mark.parametrize(("method", "setting"), [("fediic", "fediic.k1=0"), ("prr", "prr.prototype_exchange='epoch'")])
+def test_dropout_differs_between_the_asks_of_a_round_as_on_the_local_engine(tmp_path, method, setting):
+    settings = ("net.dropout=0.3", "train.rounds=1", "train.epochs=2", setting)
+    hospitals = Hospitals(tmp_path, method, *settings)
+    assert_like_local(tmp_path, hospitals, hospitals.run(), method, *settings)
+    assert {header["index"] for _, header in hospitals.post.carried if header["action"] == "train"} - {0}
 
 
 def test_scores_are_those_of_the_local_engine_except_pooled_auc(tmp_path):
@@ -216,22 +225,24 @@ FALSE_NOTES = {
 
 
 class Liar(Postbox):
-    """Site 2 sends something else than it should when it has trained."""
+    """A site sends something else than it should when it has trained."""
 
-    lie = "nan"
+    lie, liar = "nan", "site 2"
 
     def carry(self, site, parcel):
         reply = super().carry(site, parcel)
-        if site != "site 2" or parcel.header["action"] != "train":
+        if site != self.liar or parcel.header["action"] != "train":
             return reply
         header = reply.header
         told = {name: header[name] for name in ("identity", "kept", "measures", "facts")}
-        if self.lie in ("nan", "long", "heavy", "wordy", "void"):
+        if self.lie in ("nan", "long", "heavy", "wordy", "tensors", "generous", "void"):
             payload, _ = open_parcel(reply)
             tensor = next(t for t in payload["model"].values() if t.is_floating_point())
             spoil = {"nan": float("nan"), "long": 1e6}
             tensor.view(-1)[0] = spoil.get(self.lie, tensor.view(-1)[0])
-            payload["examples"] = {"heavy": 10**9, "wordy": "many"}.get(self.lie, payload["examples"])
+            claims = {"heavy": 10**9, "wordy": "many", "tensors": torch.ones(2)}
+            payload["examples"] = claims.get(self.lie, payload["examples"])
+            payload |= {"patients": 12} if self.lie == "generous" else {}
             sealed = seal(prepare(payload), **told)
             return (
                 Parcel(sealed.text.replace(f'"examples": {payload["examples"]}', '"examples": null'), sealed.tensors)
@@ -271,7 +282,9 @@ class Liar(Postbox):
         ("garbage", "damaged"),
         ("flipped", "not what the header says"),
         ("heavy", "claims 1000000000 training images"),
-        ("wordy", "'examples' is text, expected number"),
+        ("wordy", "claims many training images"),
+        ("tensors", "claims tensor([1., 1.]) training images"),
+        ("generous", "'patients' is not on the method's disclosure sheet"),
         ("void", "header is incomplete"),
         ("facts of words", "'seconds' is no fact"),
         ("unknown facts", "is no fact"),
@@ -290,6 +303,26 @@ def test_a_lie_is_refused_and_reported_and_the_round_goes_on(tmp_path, lie, told
         assert list(event["missing"]) == ["site 2"] and told in event["missing"]["site 2"]
         assert len(event["missing"]["site 2"]) < 1000
     assert all(torch.isfinite(t).all() for t in server_state(folder).values())
+
+
+@pytest.mark.parametrize("lie", ["tensors", "generous", "wordy", "nan"])
+def test_one_of_two_sites_cannot_put_the_other_in_the_wrong(tmp_path, lie):
+    post = type("Lies", (Liar,), {"lie": lie, "liar": "site 1"})
+    folder = Hospitals(tmp_path, "fedavg", "data.phantom.sites=2", post=post).run()
+    assert [list(event["missing"]) for event in events(folder, "round")] == [["site 1"]] * 2
+
+
+def test_where_sites_differ_and_none_has_a_majority_nobody_is_believed():
+    ask = Ask("survey", ["site 1", "site 2", "site 3"], model=torch.zeros(4))
+    honest = {"class_loss": ((4,), "torch.float32"), "model": ((4,), "torch.float32")}
+    odd = honest | {"class_loss": ((5,), "torch.float32")}
+    apart = _expected({"site 1": odd, "site 2": honest}, ask)
+    assert all("most sites agree on neither" in (_difference(own, apart) or "") for own in (odd, honest))
+    most = _expected({"site 1": odd, "site 2": honest, "site 3": honest}, ask)
+    assert _difference(honest, most) is None and "expected ((4,)" in (_difference(odd, most) or "")
+    moved = honest | {"model": ((5,), "torch.float32")}
+    told = _expected({"site 1": moved, "site 2": honest}, ask)
+    assert _difference(honest, told) is None and _difference(moved, told), "a shape that was sent needs no majority"
 
 
 def test_a_site_that_cannot_measure_is_left_out_of_the_scores_with_a_warning(tmp_path):

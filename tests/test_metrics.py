@@ -22,7 +22,6 @@ from equipoise.metrics import (
     macro_f1,
     paired_t_test,
     per_class_auc,
-    per_class_recall,
     wilcoxon_test,
 )
 
@@ -72,7 +71,7 @@ def test_a_class_that_is_predicted_but_absent_is_in_no_mean():
     labels, predictions = [0, 0, 1, 1], [0, 2, 1, 1]
     assert macro_f1(labels, predictions, 3) == pytest.approx((2 / 3 + 1) / 2)
     assert balanced_accuracy(labels, predictions) == 0.75
-    assert np.isnan(per_class_recall(confusion_matrix(labels, predictions, 3))[2])
+    assert np.isnan(from_confusion(confusion_matrix(labels, predictions, 3))["recall"][2])
 
 
 def test_confusion_has_true_classes_in_rows():

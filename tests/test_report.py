@@ -571,6 +571,56 @@ def test_pooled_validation_scores_are_of_all_sites_images_together(runs: list[Pa
     assert pooled.metrics["balanced_accuracy"] == pytest.approx(np.mean(pooled.recall))
 
 
+# ---- means over rounds ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that reports the mean over its rounds 2, 4 and 5: of the last four, those that are evaluated."""
+    rule = ("evaluation.rule='mean_last'", "evaluation.last=4", "evaluation.every=2", "evaluation.trained_test=true")
+    learning = ("train.rounds=5", "train.epochs=2", "train.optimiser.lr=0.03")
+    return run_tiny(tmp_path_factory.mktemp("averaged") / "run", "fedavg", *learning, *rule)
+
+
+def test_confusion_matrices_of_a_mean_over_rounds_count_images_once_and_say_what_they_are(averaged: Path):
+    page = Page(write_report([averaged]))
+    texts = page.figures["run1-confusion"]
+    (start,) = events_of(averaged, "start")
+    for site in start["sites"]:
+        assert f"{site['name']} (n = {sum(site['test'])})" in texts
+    (final,) = events_of(averaged, "final", scope="pooled", view="global")
+    cells = np.array(final["confusion"]).ravel()
+    assert any(cell % 1 for cell in cells), "the case is worth nothing if rounds agree"
+    first = texts.index(f"pooled (n = {final['n']})") - len(cells)
+    assert texts[first : first + len(cells)] == [f"{cell:.1f}" for cell in cells]
+    assert "Each number is the mean over 3 rounds." in page.text
+
+
+def test_confusion_matrices_of_one_round_say_nothing_of_rounds(report: Page):
+    assert "Confusion matrices" in report.text and "Each number is the mean over" not in report.text
+
+
+@pytest.mark.parametrize("view", ["global", "trained"])
+def test_validation_scores_of_a_mean_over_rounds_are_of_the_rounds_that_were_tested(averaged: Path, view: str):
+    run = read_run(averaged)
+    tested = {event["round"] for event in events_of(averaged, "evaluation", part="test", view=view)}
+    assert tested == {2, 4, 5}
+    held = {site.name: site.valid for site in run.start.sites}
+    results = {(result.scope, result.site): result for result in run.validation if result.view == view}
+    scored = [e for e in events_of(averaged, "evaluation", part="valid", view=view) if e["round"] in tested]
+    for site, images in held.items():
+        own, result = [e for e in scored if e["site"] == site], results["site", site]
+        assert result.metrics["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in own]))
+        assert np.allclose(result.confusion, np.mean([e["confusion"] for e in own], axis=0))
+        assert np.sum(result.confusion, axis=1) == pytest.approx(images) and result.rounds == 3
+    pooled = results["pooled", None]
+    assert np.sum(pooled.confusion, axis=1) == pytest.approx(np.sum([*held.values()], axis=0))
+    rounds = [np.sum([e["confusion"] for e in scored if e["round"] == number], axis=0) for number in tested]
+    assert pooled.metrics["macro_f1"] == pytest.approx(
+        np.mean([scores(each, 0)["metrics"]["macro_f1"] for each in rounds])
+    )
+
+
 def test_finished_run_without_any_scores_does_not_promise_some(tmp_path: Path):
     events = without_test_data(list(run_events("fedavg", "global", TRAIN, ROUNDS)))
     events = [e for e in events if e["event"] not in ("evaluation", "selection")]

@@ -201,6 +201,26 @@ def test_settings_of_command_line_row_data_set_and_study_override_each_other_in_
     assert cell.folder == tmp_path / "runs" / "small" / "a-seed1"
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "given", "view"),
+    [
+        ("fedavg", {}, [], "global"),
+        ("fedavg", {}, ["evaluation.view=personal"], "personal"),
+        ("prr", {}, [], "auto"),
+        ("prr", {"prr": {"global_view": True}}, [], "global"),
+        ("prr", {}, ["prr.global_view=true"], "global"),
+        ("fednpr", {}, [], "global"),
+        ("fednpr", {"npr": {"supervised": False}}, [], "auto"),
+    ],
+)
+def test_on_a_common_set_the_global_model_is_chosen_by_where_the_rows_settings_give_it_one(
+    tmp_path, method, settings, given, view
+):
+    study = tiny_study(scope="common", row=[{"name": "a", "method": method, "settings": settings}])
+    (cell,) = grid(study, tmp_path)
+    assert cell_config(study, cell, given).evaluation.view == view
+
+
 @given(
     st.recursive(
         st.one_of(st.integers(-5, 5), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3)),

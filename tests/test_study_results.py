@@ -16,6 +16,7 @@ from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
 from equipoise.report.record import SiteCounts
 from equipoise.study import load_study
+from equipoise.study.cost import base_line, cost_caption
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.remarks import warnings
 from equipoise.study.report import render
@@ -393,6 +394,14 @@ def test_of_a_common_set_the_images_that_score_are_counted(tmp_path):
     rewrite_all(tmp_path, moved)
     (counts,) = [side for side in side_tables(collect(study, tmp_path), "") if side.first == "Site"]
     assert counts.lines == [("common", ["8 / 16", "2 / 3", "0 / 1"])] and "validation / test" in counts.caption
+
+
+def test_costs_are_relative_to_the_row_of_fedavg_whatever_its_name(tmp_path):
+    rows = [{"name": "fedavg", "method": "fedprox"}, {"name": "local", "method": "fedavg"}]
+    results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
+    base = base_line(results.rows)
+    assert base and base.row.name == "local" and "relative to local in the last columns" in cost_caption(results.rows)
+    assert base_line([row for row in results.rows if row is not base]) is None
 
 
 def test_a_small_share_of_traffic_keeps_a_digit(tmp_path):

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from equipoise import __version__
+from equipoise._options import given
 from equipoise.concepts.cli import concepts_app
 from equipoise.data.cli import data_app
 from equipoise.deploy import cli as deploy_commands
@@ -41,6 +42,8 @@ console = Console()
 
 #: the exit status of a process that Ctrl-C ended
 INTERRUPTED = 130
+#: marks a folder whose runs the demo may replace
+DEMO = ".demo"
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
 #: columns of a terminal that has room for wider gaps in a table
@@ -72,18 +75,13 @@ def run(
         settings or [],
         method=method,
         seed=seed,
-        data=_given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
-        train=_given(rounds=rounds),
-        compute=_given(device=device, workers=workers),
+        data=given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
+        train=given(rounds=rounds),
+        compute=given(device=device, workers=workers),
     )
     refuse_idle_options(settings or [], config.method)
     folder = out or Path("runs") / config.run_name
     _run_and_report(config, folder, resume, track or [])
-
-
-def _given(**values: Any) -> dict[str, Any] | None:
-    """The options that were given, or None."""
-    return {key: value for key, value in values.items() if value is not None} or None
 
 
 def _run_and_report(config: Any, folder: Path, resume: bool, track: list[str]) -> None:
@@ -141,21 +139,22 @@ def demo(
     methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
 ) -> None:
     """Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at."""
-    import shutil
-
-    from equipoise.engine.files import refuse_foreign
+    from equipoise.engine.files import clear_run
     from equipoise.progress import ProgressDisplay
     from equipoise.report import write_report
     from equipoise.runs import execute, make_config
+    from equipoise.storage import write_text
 
-    folders = []
-    for method in methods.split(","):
-        config = make_config("demo", [f"train.rounds={rounds}"], method=method.strip())
-        folder = out / method.strip()
-        refuse_foreign(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        with ProgressDisplay(console, rounds, method) as display:
-            folders.append(execute(config, folder, observers=[display]))
+    if out.exists() and not (out / DEMO).exists() and (out.is_file() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty and holds no demo; choose another --out")
+    names = [name.strip() for name in methods.split(",")]
+    configs = {name: make_config("demo", [f"train.rounds={rounds}"], method=name) for name in names}
+    write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
+    for name, config in configs.items():
+        clear_run(out / name)
+        with ProgressDisplay(console, rounds, name) as display:
+            execute(config, out / name, observers=[display])
+    folders = [out / name for name in configs]
     path = write_report(folders, out / "report.html")
     _print_headline(folders)
     console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)

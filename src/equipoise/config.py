@@ -203,7 +203,8 @@ class Config(Table):
         return measured and number >= max(settings.first_round, first)
 
     def digest(self) -> str:
-        """Identifies what decides a run's results; two runs with one digest give the same bits."""
+        """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
+        bits."""
         decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 

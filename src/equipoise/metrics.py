@@ -25,12 +25,6 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int
     return cells.reshape(num_classes, num_classes)
 
 
-def per_class_recall(confusion: ArrayLike) -> NDArray[np.float64]:
-    """Share of each class's samples that are found (C,); nan for a class without samples."""
-    counts = np.asarray(confusion, dtype=np.float64)
-    return _ratio(counts.diagonal(), counts.sum(1))
-
-
 def from_confusion(confusion: ArrayLike) -> dict[str, Any]:
     """Balanced accuracy, macro F1, accuracy, worst class recall and the list of recalls, from counts (C, C).
 

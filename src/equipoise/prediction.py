@@ -100,7 +100,7 @@ def _load(run: Path, site: str | None) -> Predictor:
     method = get_method(config.method)
     setting = Setting(
         config=config,
-        options=method.options.model_validate(config.methods.get(config.method, {})),
+        options=method.options_of(config),
         task=Classification(start["classes"]),
         channels=start["channels"],
         image_size=start["image_size"],
@@ -118,7 +118,7 @@ def _load(run: Path, site: str | None) -> Predictor:
 
 def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
     """Which view predicts, and what it needs besides the global model."""
-    views = type(client).views_for(client.setting)
+    views = client.views
     if site is None:
         if "global" not in views:
             raise UserError(f"this method has only personal models; name a site with --site ({_sites_of(run)})")

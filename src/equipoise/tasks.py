@@ -1,7 +1,7 @@
 """A task decides what targets are, how predictions are counted, and which numbers come of the counts.
 
-Counts are tensors that add up over sites, so that a site sends no scores of single patients. Segmentation takes
-the same seat: targets (B, H, W), counts per class of intersections and unions, Dice of them.
+Counts are tensors that add up over sites, so that a site sends no scores of single patients. Classification is the
+only task there is; ARCHITECTURE.md says what another, such as segmentation, would need besides a `Task`.
 """
 
 from __future__ import annotations

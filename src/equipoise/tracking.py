@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.markup import escape
 
+from equipoise.engine.events import events_in
 from equipoise.errors import UserError, first_line, install
 from equipoise.storage import write_text
 from equipoise.table import dotted
@@ -235,7 +236,7 @@ class Tracker:
         """Go on with what the store has of the run; a store that has nothing is told what happened so far."""
         if self._store.go_on(number):
             return
-        past: list[Event] = [json.loads(line) for line in told.splitlines()]
+        past: list[Event] = list(events_in(told))
         self._store.begin(past[0])
         for fields in past:
             if numbers := figures(fields["event"], fields):

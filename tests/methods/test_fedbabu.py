@@ -44,7 +44,7 @@ def test_fine_tuning_is_forgotten_after_evaluation(tmp_path):
     assert_same_bits(all_state(tuned), all_state(plain))
     assert not site_states(tuned)
     assert finals(tuned, "global") == finals(plain, "global")
-    assert finals(tuned, "personal") != finals(plain, "personal")
+    assert finals(tuned, "personal") != finals(plain, "personal") == finals(plain, "global")
 
 
 @pytest.mark.parametrize(

@@ -62,4 +62,4 @@ def test_a_site_predicts_with_the_shared_weights_and_its_own_norm_layers(tmp_pat
     own = kept_of(folder, "site 2", "personal")
     client.begin({"model": model_of(folder)}, {f"personal/{name}": tensor for name, tensor in own.items()})
     assert_same_bits(dict(client.net.state_dict()), model_of(folder) | own)
-    assert client.views_for(setting) == ("personal",)
+    assert client.views == ("personal",)

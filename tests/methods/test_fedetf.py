@@ -111,7 +111,7 @@ def test_a_site_trains_once_more_and_then_fits_features_that_stand_still():
     scan = adapt.send(None)
     assert isinstance(scan, Scan) and scan.reduce == "concatenate"
     assert next(new_client("fedetf").adapt()) == Train()  # as many epochs as in the rounds
-    assert list(new_client("fedetf", *NO_TUNING).adapt()) == []
+    assert list(new_client("fedetf", *NO_TUNING).adapt()) == [Train(epochs=0)]
 
 
 def test_turns_move_simplex_and_projection_only_and_fit_the_site_better():

@@ -11,7 +11,7 @@ import torch
 from clients import SHORT, changed, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.engine.protocol import Train
 from equipoise.methods import get_method
-from equipoise.methods.common import all_but
+from equipoise.methods._common import all_but
 from equipoise.methods.local import LocalClient
 from equipoise.nets import groups
 from harness import assert_same_bits, events, run_tiny, server_state
@@ -56,7 +56,7 @@ def test_with_one_site_it_is_local_training_in_the_same_turns(tmp_path):
     [
         ((), [Train(epochs=10, phase="head"), Train()]),
         (("fedrep.head_epochs=3", "fedrep.body_epochs=2"), [Train(epochs=3, phase="head"), Train(epochs=2)]),
-        (("fedrep.head_epochs=0",), [Train()]),
+        (("fedrep.head_epochs=0",), [Train(epochs=0, phase="head"), Train()]),
     ],
     ids=["paper", "chosen", "no head"],
 )

@@ -100,13 +100,12 @@ def test_differences_are_taken_without_dropout_and_in_full_precision(monkeypatch
     batch, other = batches_of(2)
     parameters = list(client.net.parameters())
     direction = client.gradients(other, parameters)[1]
-    precisions: list[bool] = []
-    monkeypatch.setattr(client, "precision", lambda: precisions.append(client._autocast) or nullcontext())
-    client._autocast = True
-    # With `_autocast` set, outputs would go through `precision`, which notes it.
+    entered: list[str] = []
+    monkeypatch.setattr(Setting, "autocasts", True)
+    monkeypatch.setattr(Setting, "precision", lambda setting: entered.append("bf16") or nullcontext())
     found = client.gradient_difference(batch, parameters, direction)
-    assert precisions == [] and client._autocast and client.net.dropout.training
-    client._autocast = False
+    assert entered == [] and client.net.dropout.training
+    monkeypatch.setattr(Setting, "autocasts", False)
     client.net.dropout.eval()
     for one, exact in zip(found, client.hessian_product(batch, parameters, direction), strict=True):
         torch.testing.assert_close(one, exact, rtol=1e-4, atol=1e-6)

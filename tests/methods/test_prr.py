@@ -21,7 +21,7 @@ from equipoise.errors import UserError
 from equipoise.losses import conjoint_prototype_aligned, supervised_loss
 from equipoise.methods import get_method
 from equipoise.methods._prr_fourier import layer_kinds
-from equipoise.methods.prr import PRRClient, PRRServer, next_stage
+from equipoise.methods.prr import PRRClient, PRRGlobalClient, PRRServer, next_stage
 from equipoise.nets import Net, build_net, groups
 from equipoise.runs import make_config
 from equipoise.tasks import Classification
@@ -561,6 +561,16 @@ def test_whatever_leaves_is_on_the_disclosure_sheet_and_batch_norm_only_with_a_g
     assert set(plain.discloses["train"]) == {"model", "examples", "prototypes", "prototype_counts"}
     assert set(with_global.discloses["train"]) - set(plain.discloses["train"]) == {"norm"}
     assert (plain.views, with_global.views) == (("personal",), ("global", "personal"))
+    assert (plain, with_global) == method.clients
+
+
+def test_the_client_is_chosen_by_the_options_of_the_methods_own_table():
+    """Under whatever name it runs: `prr` here is only the name of a file."""
+    config = tiny_config("prr", "prr.global_view=true")
+    other = config.model_copy(update={"method": "prr-again", "methods": {"prr-again": {"global_view": False}}})
+    method = get_method("prr")
+    assert method.client_class(config) is PRRGlobalClient and method.options_of(config).global_view
+    assert method.client_class(other) is PRRClient and not method.options_of(other).global_view
 
 
 def test_the_global_model_is_the_mean_of_all_deputies_and_costs_the_personal_ones_nothing(tmp_path):

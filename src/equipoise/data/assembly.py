@@ -76,7 +76,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         warnings=(*warnings, *redrawn, *_without_effect(scheme, config), *index.warnings(with_names=whole)),
     )
     federation = _check_sites(federation, config)
-    of_classes = (*_missing_training(federation), *_scarce_classes(federation)) if whole else ()
+    of_classes = (*missing_training(federation), *_scarce_classes(federation)) if whole else ()
     idle = _idle_sites(federation) if whole and config.training_sites is None and not shared else []
     return replace(federation, warnings=(*federation.warnings, *of_classes, *idle))
 
@@ -206,7 +206,8 @@ def _check_classes(images: Images, classes: tuple[str, ...]) -> None:
         raise UserError(f"no image of class {', '.join(map(repr, empty))} anywhere; remove the class or add images")
 
 
-def _missing_training(federation: Federation) -> list[str]:
+def missing_training(federation: Federation) -> list[str]:
+    """A warning about the classes that nobody can train on, if any."""
     absent = [name for name, count in zip(federation.classes, federation.class_counts()) if count == 0]
     return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
 

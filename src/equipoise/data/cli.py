@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from equipoise._options import given
+
 data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
 console = Console()
 
@@ -68,6 +70,5 @@ def data_inspect(
 def _data_config(name: str, root: Path | None, size: int | None, settings: list[str] | None, **more: Any) -> Any:
     from equipoise.runs import make_config
 
-    given = {"name": name, "root": str(root) if root else None, "size": size, **more}
-    data = {key: value for key, value in given.items() if value is not None}
+    data = given(name=name, root=str(root) if root else None, size=size, **more)
     return make_config(None, [s if s.startswith("data.") else f"data.{s}" for s in settings or []], data=data).data

@@ -1,5 +1,6 @@
 """Packed images: one memory-mapped uint8 file (N, C, H, W) beside a JSON index that says what each row is."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from equipoise.storage import locked, write_text
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"
+#: so many images stand for all of a part where its content is identified
+SAMPLED = 512
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,11 @@ class Store:
     def images(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
         """The images of `rows` (b,), in that order: uint8 (b, C, H, W)."""
         return torch.from_numpy(self.packed[np.asarray(rows, dtype=np.int64)])
+
+    def sample_digest(self, rows: np.ndarray) -> bytes:
+        """Identifies the images of `rows` by some of them: all of a few, evenly spaced ones of many."""
+        spaced = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64))
+        return hashlib.sha256(self.packed[np.asarray(rows)[spaced]].tobytes()).digest()
 
     def _unusable(self, reason: str) -> UserError:
         return UserError(f"the store {self.folder} cannot be used: {reason}; delete it and prepare it again")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from equipoise._options import given
 from equipoise.errors import UserError, install
 
 console = Console()
@@ -38,8 +39,7 @@ def _say(text: str) -> None:
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
     from equipoise.runs import make_config, refuse_idle_options
 
-    given: dict[str, Any] = {name: _given(value) if isinstance(value, dict) else value for name, value in top.items()}
-    config = make_config(source, settings or [], **given)
+    config = make_config(source, settings or [], **top)
     refuse_idle_options(settings or [], config.method)
     return config
 
@@ -49,11 +49,6 @@ def _named(config: Any) -> Any:
     if "name" in config.data.model_fields_set:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"name": "hospitals"})})
-
-
-def _given(table: dict[str, Any]) -> dict[str, Any]:
-    """The options of a table that were given."""
-    return {name: value for name, value in table.items() if value is not None}
 
 
 def server(
@@ -74,7 +69,7 @@ def server(
     from equipoise.engine.files import refuse_foreign
 
     known = ServerFile.read(file)
-    config = _named(_config(source, settings, method=method, seed=seed, train={"rounds": rounds}))
+    config = _named(_config(source, settings, method=method, seed=seed, train=given(rounds=rounds)))
     check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
@@ -174,11 +169,11 @@ def pilot(
     known_files = (out / "pilot").exists()
     if known_files and not resume:
         raise UserError(f"{out} already holds a pilot; use --resume to go on, or another --out")
-    given: dict[str, Any] = {"method": method, "train": {"rounds": rounds}}
-    config = _config(source, settings, data={"name": data}, **given)
+    asked: dict[str, Any] = {"method": method, "train": given(rounds=rounds)}
+    config = _config(source, settings, data=given(name=data), **asked)
     if sites is not None:
         number = {"phantom": {"sites": sites}} if config.data.name == "phantom" else {"sites": sites}
-        config = _config(source, settings, data={"name": data, **number}, **given)
+        config = _config(source, settings, data=given(name=data, **number), **asked)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
     with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:

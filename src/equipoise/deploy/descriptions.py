@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from equipoise.config import validated
+from equipoise.data.assembly import missing_training
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store
@@ -66,6 +67,10 @@ class ElsewhereStore(Store):
         """Refuse: the images never leave the hospital."""
         raise RuntimeError("these images lie at a site and cannot be read here")
 
+    def sample_digest(self, rows: np.ndarray) -> bytes:
+        """Nothing: the site's description has a fingerprint of its own."""
+        return b""
+
 
 def describe(name: str, federation: Federation) -> dict[str, Any]:
     """A site's data in numbers; places that belong to no site (a common test set, cohorts) are told apart."""
@@ -101,7 +106,7 @@ def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> F
                     "agree on data.classes and data.size, and prepare the data again"
                 )
     common, cohorts = _agreed_places(descriptions, "common"), _agreed_places(descriptions, "cohorts")
-    return Federation(
+    federation = Federation(
         name=name,
         classes=tuple(first["classes"]),
         sites=tuple(_site(d["site"], d["counts"]) for d in descriptions),
@@ -109,11 +114,9 @@ def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> F
         channels=int(first["channels"]),
         common=next((_site(place, counts) for place, counts in common.items()), None),
         cohorts=tuple(_site(place, counts) for place, counts in cohorts.items()),
-        warnings=(
-            *_absent_classes(descriptions),
-            *(f"{d['site']}: {text}" for d in descriptions for text in d["warnings"]),
-        ),
     )
+    told = (f"{d['site']}: {text}" for d in descriptions for text in d["warnings"])
+    return replace(federation, warnings=(*missing_training(federation), *told))
 
 
 def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
@@ -126,12 +129,6 @@ def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict
             if found.setdefault(place, counts) != counts:
                 raise UserError(f"{description['site']} holds other images of '{place}' than the sites before it")
     return found
-
-
-def _absent_classes(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
-    totals = np.sum([d["counts"].get("train", np.zeros(len(d["classes"]))) for d in descriptions], axis=0)
-    absent = [name for name, total in zip(descriptions[0]["classes"], totals) if not total]
-    return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
 
 
 def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:

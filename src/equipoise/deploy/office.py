@@ -165,6 +165,7 @@ class Office:
             action=action,
             site=header["site"],
             round=int(header["round"]),
+            index=int(header["index"]),
             measure=tuple(header["measure"]),
             views=tuple(header["views"]),
             data=header["data"],
@@ -196,7 +197,7 @@ class Office:
         start = {"event": "start", **shape, "channels": self.federation.channels}
         write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")
         write_payload(models / "global.safetensors", message)
-        if "personal" in type(work.slot.client).views_for(work.setting):
+        if "personal" in work.slot.client.views:
             kept: Payload = {KEPT: records.state(header["base"])} if header["base"] else {}
             write_payload(models / "personal" / f"{safe_name(self.site)}.safetensors", message | kept)
         shutil.rmtree(records.folder / "replies", ignore_errors=True)  # all rounds are over

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
 from equipoise.engine.contract import Client
-from equipoise.engine.disclosure import ALWAYS, OPTIONAL, PROGRESS, disclosure_sheet, needed, variants
+from equipoise.engine.disclosure import ALWAYS, OPTIONAL, PROGRESS, disclosure_sheet, needed
 from equipoise.errors import UserError
 from equipoise.methods import get_method, method_names
 
@@ -59,10 +59,9 @@ def check_words(policy: Policy) -> None:
 
 def _vocabulary() -> dict[str, set[str]]:
     """{action: entries} over all methods and their variants, and what every run needs or a site may tell."""
-    for name in method_names():
-        get_method(name)  # imports it
+    clients = [client for name in method_names() for client in get_method(name).clients]
     known: dict[str, set[str]] = {}
-    for sheet in (ALWAYS, OPTIONAL, *(client.discloses for client in variants(Client))):
+    for sheet in (ALWAYS, OPTIONAL, *(client.discloses for client in clients)):
         for action, entries in sheet.items():
             known.setdefault(action, set()).update(entries)
     return known

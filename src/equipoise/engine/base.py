@@ -51,7 +51,7 @@ class Engine:
     def __init__(self, method: Method, setting: Setting, sites: Sequence[str], states: Versions):
         self.method = method
         self.client = method.client_class(setting.config)
-        self.views = self.client.views_for(setting)
+        self.views = self.client.views
         self.setting = setting
         self.states = states
         #: why sites are out of the present round, and those of them whose reply held NaN or infinity
@@ -101,7 +101,6 @@ class Engine:
                 action=ask.action,
                 site=site,
                 round=self._round,
-                attempt=self._attempt,
                 index=self._index,
                 measure=measure,
                 views=(view,),
@@ -197,26 +196,37 @@ class Engine:
         self.states.rollback([site])
 
     def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
-        """Leave out replies that are not finite or not shaped as asked; their sites are out of the round."""
+        """Leave out replies that are not declared, not finite or not shaped as asked: their sites are out."""
+        replies = self._without(replies, ask, {reply.site: self._own_problem(reply, ask) for reply in replies})
         signatures = {reply.site: signature(reply.payload) for reply in replies}
         expected = _expected(signatures, ask)
-        sound = []
-        for reply in replies:
-            problem = _difference(signatures[reply.site], expected)
-            if problem is None and (entry := first_unfinite(reply.payload)):
-                problem = f"'{entry}' holds NaN or infinity"
-                self.diverged.add(reply.site)
-            if problem is None:
-                sound.append(reply)
-            else:
-                self._fail(reply.site, f"{ask.action}: {problem}")
-        return sound
+        return self._without(replies, ask, {site: _difference(own, expected) for site, own in signatures.items()})
+
+    def _own_problem(self, reply: Reply, ask: Ask) -> str | None:
+        """What is wrong with a reply, whatever the others are like."""
+        undeclared = reply.payload.keys() - self.client.discloses.get(ask.action, {}).keys()
+        if undeclared:
+            return f"'{min(undeclared)}' is not on the method's disclosure sheet"
+        if entry := first_unfinite(reply.payload):
+            self.diverged.add(reply.site)
+            return f"'{entry}' holds NaN or infinity"
+        return None
+
+    def _without(self, replies: list[Reply], ask: Ask, problems: Mapping[str, str | None]) -> list[Reply]:
+        """The replies without a problem; the sites of the others are out of the round."""
+        for site, problem in problems.items():
+            if problem is not None:
+                self._fail(site, f"{ask.action}: {problem}")
+        return [reply for reply in replies if problems[reply.site] is None]
 
 
 def shared_part(message: Mapping[str, Value | PerSite]) -> Payload:
     """The entries of a message that are the same for every site."""
     return {name: value for name, value in message.items() if not isinstance(value, PerSite)}
 
+
+#: in place of a shape: sites differ, and nobody can tell who is right
+DISPUTED = "disputed"
 
 #: what a site tells of its training in one ask
 TRAINING = {"loss", "examples", "steps"}
@@ -233,13 +243,21 @@ def _add_training(facts: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:
-    """What a reply should look like: entries that were sent come back in the same shape, others as most have them."""
+    """What a reply should look like: entries that were sent come back in the same shape, others as most have them.
+
+    What neither the message nor a majority of the sites tells (two sites that differ, say) is in dispute.
+    """
     if not signatures:
         return {}
     common = Counter(tuple(sorted(s.items(), key=lambda item: item[0])) for s in signatures.values())
-    expected = dict(common.most_common(1)[0][0])
     sent = signature(ask.message(next(iter(signatures))))
-    return {name: sent.get(name, shape) for name, shape in expected.items()}
+    (usual, votes), *others = common.most_common()
+    expected = {name: sent.get(name, shape) for name, shape in usual}
+    if others and 2 * votes <= len(signatures):
+        names = {name for own, _ in common.items() for name, _ in own}
+        shapes = {name: {own.get(name) for own in signatures.values()} for name in names - sent.keys()}
+        expected |= {name: DISPUTED for name, found in shapes.items() if len(found) > 1}
+    return expected
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
@@ -248,6 +266,8 @@ def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | 
             return f"'{name}' is missing"
         if name not in expected:
             return f"'{name}' was not expected"
+        if expected[name] == DISPUTED:
+            return f"'{name}' is {found[name]} here and something else elsewhere, and most sites agree on neither"
         if found[name] != expected[name]:
             return f"'{name}' is {found[name]}, expected {expected[name]}"
     return None

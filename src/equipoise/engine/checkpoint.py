@@ -28,7 +28,7 @@ class Manifest:
     round: int
     digest: str
     data: str
-    """Identifies the sites' images and labels; a run goes on only with the data it began with."""
+    """Its `fingerprint`; a run goes on only with the data it began with."""
     events: int
     """Bytes of events.jsonl that belong to this round and those before it."""
     sites: dict[str, str] = field(default_factory=dict)
@@ -37,13 +37,14 @@ class Manifest:
 
 
 def fingerprint(federation: Federation) -> str:
-    """Identifies which images and labels each site trains and is tested on."""
+    """Identifies the images and labels of all sites, the common set and cohorts; of very many images, a sample."""
     digest = hashlib.sha256(repr(federation.classes).encode())
-    for site in federation.sites:
-        for part, split in sorted(site.splits.items()):
-            digest.update(f"{site.name}/{part}/{len(split)}".encode())
-            for column in ("rows", "labels"):  # a site elsewhere tells only its counts
-                digest.update(np.ascontiguousarray(getattr(split, column, ())).tobytes())
+    for place in federation.places():
+        for part, split in sorted(place.splits.items()):
+            digest.update(f"{place.name}/{part}/{len(split)}".encode())
+            for column in (split.rows, split.labels):
+                digest.update(np.ascontiguousarray(column).tobytes())
+            digest.update(split.store.sample_digest(split.rows))
     return digest.hexdigest()[:16]
 
 
@@ -109,6 +110,12 @@ class Checkpoints:
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} can be read ({'; '.join(damaged)})")
         return None
+
+    def forget_after(self, round_number: int) -> None:
+        """Delete what lies after a checkpoint that a run goes on from: later ones were too damaged to be used."""
+        for later in self.rounds():
+            if later > round_number:
+                shutil.rmtree(self._path(later))
 
     def retain(self, wanted: set[int]) -> list[Manifest]:
         """Delete all other checkpoints; gives the manifests of those that stay."""

@@ -7,8 +7,8 @@ workplace that serves one site after another: whatever its hooks read is a decla
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -77,7 +77,7 @@ class Client:
         self.phases: dict[str, Phase] = {}
         self.references: list[nn.Module] = []
         self._declared = DeclaredTensors(type(self).__name__)
-        self._autocast = False
+        self._full_precision = False
         self.norm_mode = "train"
         self.site = ""
         self.round = 0
@@ -88,11 +88,6 @@ class Client:
         self._declared.check(vars(self))
         self._declared.remember()
         self._fixed = dict(vars(self))
-
-    @classmethod
-    def views_for(cls, setting: Setting) -> tuple[str, ...]:
-        """The models that can be evaluated under these options."""
-        return cls.views
 
     @classmethod
     def adapts(cls) -> bool:
@@ -229,8 +224,17 @@ class Client:
         return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)
 
     def precision(self) -> torch.autocast:
-        """The context in which nets run."""
-        return torch.autocast(self.setting.device.type, torch.bfloat16, self._autocast, cache_enabled=False)
+        """The context in which nets run: the setting's, except within `full_precision`."""
+        return self.setting.precision(full=self._full_precision)
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Nets run in float32 within, whatever the config asks for."""
+        outside, self._full_precision = self._full_precision, True
+        try:
+            yield
+        finally:
+            self._full_precision = outside
 
     def logits(self, net: nn.Module, batch: Batch) -> Tensor:
         """Logits (B, C) of one net alone, in the configured precision."""
@@ -239,7 +243,7 @@ class Client:
 
     def outputs(self, batch: Batch) -> Any:
         """`forward` in the configured precision, with float32 outputs."""
-        if not self._autocast:
+        if self._full_precision or not self.setting.autocasts:
             return self.forward(batch)
         with self.precision():
             out = self.forward(batch)
@@ -319,7 +323,9 @@ class Method:
         options: the model of its config table, which is named like the method
         defaults: config values that choosing this method implies, unless the user sets them
         pooled: train on all images at one place
-        extend: adds to the client what the config asks for on top of any method (NPR)
+        variants: by the name of an option, the client that takes the place of `client` where that option is on
+        summary: what the method does, in a sentence or two; the registry takes it from the method's file
+        extend: adds to the client what the config asks for on top of any method (NPR), and no disclosure
     """
 
     server: type[Server]
@@ -330,14 +336,21 @@ class Method:
     options: type[Table] = NoOptions
     defaults: Mapping[str, Any] = field(default_factory=dict)
     pooled: bool = False
+    variants: Mapping[str, type[Client]] = field(default_factory=dict)
+    summary: str = ""
     extend: Callable[[type[Client], Config], type[Client]] = as_it_is
+
+    @property
+    def clients(self) -> tuple[type[Client], ...]:
+        """The client and its variants: what a site runs under some options or other."""
+        return (self.client, *self.variants.values())
+
+    def options_of(self, config: Config) -> Any:
+        """The options that a config gives to its method, defaults included."""
+        return self.options.model_validate(config.methods.get(config.method, {}))
 
     def client_class(self, config: Config) -> type[Client]:
         """The client that a run of this config uses."""
-        return self.extend(self.client, config)
-
-    @property
-    def summary(self) -> str:
-        """First sentence or two of the method's file."""
-        module = inspect.getmodule(self.server)
-        return (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
+        options = self.options_of(config)
+        chosen = next((variant for option, variant in self.variants.items() if getattr(options, option)), self.client)
+        return self.extend(chosen, config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from equipoise.engine.contract import Client, Method
 from equipoise.engine.site import EVALUATE
 
@@ -55,18 +53,10 @@ def run_sheet(method: Method, client: type[Client]) -> Sheet:
 
 def widest_sheet(method: Method) -> Sheet:
     """What may leave a site under any options of a method: its variants' replies, too."""
-    client, sheet = method.client, run_sheet(method, method.client)
     if method.pooled:
-        return sheet
-    for variant in variants(client):
-        if variant.__module__ == client.__module__:  # others are other methods
-            for action, entries in variant.discloses.items():
-                sheet[action] = entries | sheet.get(action, {})
+        return POOLED
+    sheet: Sheet = {}
+    for client in method.clients:
+        for action, entries in disclosure_sheet(client).items():
+            sheet[action] = sheet.get(action, {}) | entries
     return sheet
-
-
-def variants(client: type[Client]) -> Iterator[type[Client]]:
-    """A class of clients and all that are made from it: a method may have several, for several configs."""
-    yield client
-    for special in client.__subclasses__():
-        yield from variants(special)

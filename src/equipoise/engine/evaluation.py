@@ -17,10 +17,9 @@ from equipoise.engine.contract import Server
 from equipoise.engine.protocol import Payload, Tensors
 from equipoise.engine.site import EVALUATE, Request
 from equipoise.errors import UserError
+from equipoise.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.tasks import Task
 
-#: the view of a site's model right after local training, before anything is averaged
-TRAINED = "trained"
 Reports = Callable[[str, str], bool]
 """Whether a view at a site (or other place) reports the round in question."""
 
@@ -135,22 +134,27 @@ class Evaluator:
         return (yield from self._measure(number, asked))
 
     def finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
-        """Results by view: per site, mean over sites and pooled, each as the mean over the rounds."""
+        """Results by view: per site, mean over sites and pooled, each as the mean over the rounds.
+
+        Images are counted once: what the whole federation's matrix holds is the sum over sites of each one's mean.
+        """
         order = {site.name: position for position, site in enumerate(self.federation.sites)}
         for view in (*self.views, TRAINED):
             chosen = [[score for score in scores if score.view == view] for scores in rounds]
             chosen = [sorted(scores, key=lambda s: order.get(s.site, len(order))) for scores in chosen if scores]
             if not chosen:
                 continue
-            sites: dict[str, list[Score]] = {}
+            sites: dict[str, list[dict[str, Any]]] = {}
             for score in (score for scores in chosen for score in scores):
-                sites.setdefault(score.site, []).append(score)
-            per_site = {site: mean_scores(scores) for site, scores in sites.items()}
+                sites.setdefault(score.site, []).append(score.summary)
+            per_site = {site: mean_over_rounds(summaries) for site, summaries in sites.items()}
             for site, summary in per_site.items():
                 yield {"view": view, "scope": "site", "site": site, **summary}
-            means = _mean_summaries([mean_scores(scores) for scores in chosen])
-            yield {"view": view, "scope": "mean", "site": None, **means, "extra": _spread(per_site)}
-            yield {"view": view, "scope": "pooled", "site": None, **_mean_summaries([*map(self._pooled, chosen)])}
+            images = added_over_sites([*per_site.values()])
+            means = mean_over_rounds([mean_over_sites([score.summary for score in scores]) for scores in chosen])
+            yield {"view": view, "scope": "mean", "site": None, **means, **images, "extra": _spread(per_site)}
+            pooled = mean_over_rounds([self._pooled(scores) for scores in chosen])
+            yield {"view": view, "scope": "pooled", "site": None, **pooled, **images}
 
     def _pooled(self, scores: Sequence[Score]) -> dict[str, Any]:
         """All sites' test images as one set; AUC only where raw scores are there (on one machine)."""
@@ -200,28 +204,6 @@ def _has(site: Site, parts: Sequence[str]) -> bool:
 
 def _request(site: str, views: Sequence[str], parts: Sequence[str], scores: bool, data: str = "") -> Request:
     return Request(EVALUATE, site, 0, measure=tuple(parts), views=tuple(views), scores=scores, data=data)
-
-
-def mean_scores(scores: Sequence[Score]) -> dict[str, Any]:
-    """Mean of each metric over scores that have it; confusion matrices add up."""
-    return _mean_summaries([score.summary for score in scores])
-
-
-def _mean_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if len(summaries) == 1:
-        return dict(summaries[0])
-    names = summaries[0]["metrics"]
-    return {
-        "metrics": {name: _mean([s["metrics"][name] for s in summaries]) for name in names},
-        "recall": [_mean(column) for column in zip(*(s["recall"] for s in summaries))],
-        "confusion": np.sum([s["confusion"] for s in summaries], axis=0).tolist(),
-        "n": int(sum(s["n"] for s in summaries)),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _spread(per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:

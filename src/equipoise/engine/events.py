@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ class EventLog:
         self._file.close()
 
 
+def events_in(content: bytes) -> Iterator[dict[str, Any]]:
+    """The events of a log; a line that an interruption has cut off is left out."""
+    for line in content.splitlines():
+        event = _event(line)
+        if event is not None:
+            yield event
+
+
+def last_kind(path: Path) -> str:
+    """What the last line of a log tells of ("round", "end" ...); nothing where it was cut off or there is no log."""
+    last = path.read_bytes().rstrip().rpartition(b"\n")[2] if path.is_file() else b""
+    return str((_event(last) or {}).get("event", ""))
+
+
 def first_event(path: Path) -> dict[str, Any]:
     """The event that started a run.
 
@@ -47,15 +62,20 @@ def first_event(path: Path) -> dict[str, Any]:
         UserError: where the file does not begin with one
     """
     with path.open("rb") as file:
-        try:
-            event = json.loads(file.readline())
-        except ValueError:
-            event = None
-    if not isinstance(event, dict) or event.get("event") != "start":
+        event = _event(file.readline())
+    if event is None or event.get("event") != "start":
         raise UserError(
             f"{path} is damaged: its first line does not tell how the run started; take it from a copy of the run"
         )
     return event
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _finite(value: Any) -> Any:

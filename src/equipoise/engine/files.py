@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from equipoise.storage import locked, replacing
 LONGEST_NAME = 120
 #: what marks a folder as a run's, or a pilot's
 OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot", "study.json"}
+
+#: what a run writes into its folder
+RUN_FILES = ("events.jsonl", "config.toml", "checkpoints", "sites", "models")
 
 #: what files that hold something else than they should show themselves by
 DAMAGE: tuple[type[Exception], ...] = (
@@ -49,6 +53,16 @@ def refuse_foreign(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if names and not names & OURS:
         raise UserError(f"{folder} is not empty and holds no run; choose another --out")
+
+
+def clear_run(folder: Path) -> None:
+    """Delete a run from its folder, and nothing else that lies there."""
+    for name in RUN_FILES:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -73,28 +73,25 @@ class FlowerEngine(Engine):
         return Outcome()
 
     def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
-        """Also leave out updates that are absurdly long beside those of the others, or claim another weight."""
-        sound = [reply for reply in super()._sound(replies, ask) if self._weighs_right(reply, ask)]
+        """Also leave out updates that are absurdly long beside those of the others."""
+        sound = super()._sound(replies, ask)
         lengths = {reply.site: _length(reply.payload, ask.message(reply.site)) for reply in sound}
-        accepted = []
-        for reply in sound:
-            others = [length for site, length in lengths.items() if site != reply.site]
-            usual = median(others) if others else 0.0
-            if usual > 0 and lengths[reply.site] > self.options.norm_bound * usual:
-                times = lengths[reply.site] / usual
-                self._fail(reply.site, f"{ask.action}: its update is {times:.0f} times as long as the others'")
-            else:
-                accepted.append(reply)
-        return accepted
+        return self._without(sound, ask, {site: self._overlong(site, lengths) for site in lengths})
 
-    def _weighs_right(self, reply: Reply, ask: Ask) -> bool:
-        """Whether a site claims as many training images as it said it has: averages are weighted by them."""
+    def _overlong(self, site: str, lengths: Mapping[str, float]) -> str | None:
+        others = [length for other, length in lengths.items() if other != site]
+        usual = median(others) if others else 0.0
+        if usual > 0 and lengths[site] > self.options.norm_bound * usual:
+            return f"its update is {lengths[site] / usual:.0f} times as long as the others'"
+        return None
+
+    def _own_problem(self, reply: Reply, ask: Ask) -> str | None:
+        """Also whether a site claims as many training images as it said it has: averages are weighted by them."""
         told = self.roster.examples.get(reply.site)
         claimed = reply.payload.get("examples", told)
-        if told is not None and claimed != told:
-            self._fail(reply.site, f"{ask.action}: it claims {words_of(claimed)} training images, but has {told}")
-            return False
-        return True
+        if told is not None and (type(claimed) is not int or claimed != told):
+            return f"it claims {words_of(claimed)} training images, but has {told}"
+        return super()._own_problem(reply, ask)
 
 
 def _length(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float:

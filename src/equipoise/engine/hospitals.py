@@ -144,6 +144,7 @@ class Hospitals:
             "site": request.site,
             "action": request.action,
             "round": request.round,
+            "index": request.index,
             "version": version,
             "base": self.states.current(request.site) or "",
             "measure": list(request.measure),

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +23,12 @@ from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
-from equipoise.engine.events import EventLog
+from equipoise.engine.events import EventLog, first_event
 from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.opening import check_new, class_counts, ineffective, resumed
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
-from equipoise.engine.selection import Selection
+from equipoise.engine.selection import Selection, recorded_rounds
 from equipoise.errors import UserError
 from equipoise.storage import write_text
 from equipoise.streams import stream
@@ -77,6 +77,11 @@ class Run:
         #: has finished, and clears away what a finished run no longer needs
         self.tenancy: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the data."""
+        return fingerprint(self.federation)
+
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
         for _ in self.steps(resume):
@@ -108,7 +113,9 @@ class Run:
             write_text(self.folder / "config.toml", self.config.to_toml())
             yield from self._start()
         else:
+            self.checkpoints.forget_after(latest.round)
             self._tell("resumed", round=latest.round)
+            self._warn_of_another_device()
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
             yield from self._round(number)
             self._checkpoint(number, time.perf_counter() - began)
@@ -128,9 +135,15 @@ class Run:
     def _open(self, resume: bool) -> Manifest | None:
         """The checkpoint to go on from, if any."""
         if resume:
-            return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.federation)
+            return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.fingerprint)
         check_new(self.folder, self._log_path)
         return None
+
+    def _warn_of_another_device(self) -> None:
+        before, now = first_event(self._log_path).get("device", ""), self.setting.device.type
+        if before and before != now:
+            text = f"the run began on {before} and goes on on {now}: its bits are those of neither"
+            self._tell("warning", text=text)
 
     def _start(self) -> Turns:
         net = self.setting.new_net()
@@ -140,6 +153,7 @@ class Run:
             run=self.config.run_name,
             method=self.config.method,
             version=__version__,
+            device=self.setting.device.type,
             config=self.config.model_dump(mode="json"),
             classes=list(self.federation.classes),
             image_size=self.federation.image_size,
@@ -300,15 +314,17 @@ class Run:
         manifest = Manifest(
             round=number,
             digest=self.config.digest(),
-            data=fingerprint(self.federation),
+            data=self.fingerprint,
             events=self.log.size(),
             sites=self.engine.states.flush(),
             selection=self.selection.record(),
             seconds=seconds,
         )
         self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.selection.kept))
-        wanted = set(self.checkpoints.rounds()[-settings.keep :]) | self.selection.rounds
-        retained = self.checkpoints.retain(wanted)
+        recent = self.checkpoints.rounds()[-settings.keep :]
+        # A run that goes back behind a damaged checkpoint needs what an older one had selected.
+        chosen = [recorded_rounds(self.checkpoints.manifest(earlier).selection) for earlier in recent]
+        retained = self.checkpoints.retain({*recent, *self.selection.rounds}.union(*chosen))
         self.engine.states.collect(m.sites for m in retained)
 
     def _finish(self) -> Turns:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import Config
-from equipoise.data.federation import Federation, Site
-from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
+from equipoise.data.federation import Site
+from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.contract import Client, Setting
+from equipoise.engine.events import events_in
 from equipoise.errors import UserError
 from equipoise.table import dotted
 
@@ -27,18 +28,22 @@ def check_new(folder: Path, log: Path) -> None:
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
 
 
-def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, data: Federation) -> Manifest | None:
-    """The checkpoint to go on from; None where the run in the folder, if any, has not finished a round."""
+def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, data: str) -> Manifest | None:
+    """The checkpoint to go on from; None where the run in the folder, if any, has not finished a round.
+
+    Args:
+        data: fingerprint of the federation
+    """
     latest = checkpoints.latest()
     if latest is None:
-        if log.exists() and '"event": "round"' in log.read_text(encoding="utf-8"):
+        if log.exists() and any(event.get("event") == "round" for event in events_in(log.read_bytes())):
             raise UserError(
                 f"{folder} has no checkpoint to go on from; delete the folder to run it anew, or choose another --out"
             )
         return None
     if latest.digest != config.digest():
         raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
-    if latest.data != fingerprint(data):
+    if latest.data != data:
         raise UserError(f"the data has changed since the run in {folder} began; choose another --out")
     return latest
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.engine.protocol import Payload, Tensors, Value, check_payload, flatten, unflatten
 
 #: changes whenever server and sites of two versions could misunderstand each other
-PROTOCOL = 2
+PROTOCOL = 3
 #: kinds of numbers that travel, by name
 KINDS = {
     str(kind).removeprefix("torch."): kind

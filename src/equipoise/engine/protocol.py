@@ -44,7 +44,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Train:
-    """Local training in the shared loop. Without numbers: what the config says."""
+    """Local training in the shared loop. Without numbers: what the config says; 0 epochs or steps: none."""
 
     epochs: int | None = None
     steps: int | None = None

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.config import Config
-from equipoise.engine.evaluation import TRAINED, Score, mean_scores
+from equipoise.engine.evaluation import Score
+from equipoise.reported import TRAINED, mean_over_sites, reported_round
 
 Choice = dict[str, Any]
 """A chosen `round`, the validation `value` that chose it, where there is validation data, and the places that are
@@ -42,7 +43,7 @@ class Selection:
             for score in scores
             if score.part == "valid" and score.view == self.view and score.metric(settings.metric) is not None
         ]
-        value = mean_scores(judged)["metrics"][settings.metric] if judged else None
+        value = mean_over_sites([s.summary for s in judged])["metrics"][settings.metric] if judged else None
         self.federation = self._better(self.federation, number, value, missing)
         if settings.select == "site":
             for score in judged:
@@ -71,9 +72,8 @@ class Selection:
 
     def round_of(self, view: str, site: str | None) -> int | None:
         """The round that is reported of a view at a site; None for a figure over sites that have each their own."""
-        if not self.sites or view not in (self.view, TRAINED):
-            return self.common
-        return None if site is None else self.sites.get(site, {}).get("round", self.common)
+        own = {name: choice["round"] for name, choice in self.sites.items()}
+        return reported_round(view, site, self.view, self.common, own)
 
     def reports(self, number: int, view: str, site: str) -> bool:
         """Whether a view at a site reports this round."""
@@ -87,7 +87,7 @@ class Selection:
     @property
     def rounds(self) -> set[int]:
         """Every round whose models are needed at the end."""
-        return {self.common, *(choice["round"] for choice in self.sites.values())}
+        return {self.common} | recorded_rounds(self.record())
 
     def reported(self, sites: Iterable[str]) -> list[tuple[int, list[str]]]:
         """The rounds, each with the sites whose personal models are of that round; the federation's comes last."""
@@ -103,6 +103,12 @@ class Selection:
         self.sites = dict(record.get("sites", {}))
         self.federation = {key: value for key, value in record.items() if key != "sites"}
         self.kept = kept
+
+
+def recorded_rounds(record: Mapping[str, Any]) -> set[int]:
+    """The rounds of a recorded choice."""
+    choices = [record, *record.get("sites", {}).values()]
+    return {choice["round"] for choice in choices if "round" in choice}
 
 
 def _merit(choice: Choice) -> tuple[int, float]:

@@ -34,8 +34,7 @@ class Setting:
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
         """The setting of a run."""
-        options = method.options.model_validate(config.methods.get(config.method, {}))
-        task = Classification(federation.classes)
+        task, options = Classification(federation.classes), method.options_of(config)
         return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
 
     @property
@@ -48,9 +47,9 @@ class Setting:
         """Whether nets run in bfloat16: where the config asks for it, on a GPU."""
         return self.config.compute.precision == "bf16" and self.device.type == "cuda"
 
-    def precision(self) -> torch.autocast:
-        """The context in which the server's nets run."""
-        return torch.autocast(self.device.type, torch.bfloat16, self.autocasts, cache_enabled=False)
+    def precision(self, full: bool = False) -> torch.autocast:
+        """The context in which nets run; with `full` they run in float32 whatever the config asks for."""
+        return torch.autocast(self.device.type, torch.bfloat16, self.autocasts and not full, cache_enabled=False)
 
     def new_net(self) -> Net:
         """The configured net with the weights that every site and the server start from."""

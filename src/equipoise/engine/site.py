@@ -30,6 +30,7 @@ from equipoise.engine.training import (
     Progress,
     SiteData,
     Steps,
+    amount,
     evaluate,
     logits_of,
     scan,
@@ -44,7 +45,6 @@ class Request:
     """One action at one site.
 
     Args:
-        attempt: how often the round was begun before
         index: position of the ask in its round; a site's draws differ from ask to ask
         measure: parts on which to measure models: after the action, or as the whole of an evaluation
         views: models to measure: global, personal
@@ -55,7 +55,6 @@ class Request:
     action: str
     site: str
     round: int
-    attempt: int = 0
     index: int = 0
     measure: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
@@ -101,7 +100,6 @@ class Slot:
         client.site, client.round = request.site, request.round
         client.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
-        client._autocast = client.setting.autocasts
         factor = client.config.train.schedule.factor(max(request.round - 1, 0))
         for phase in client.phases.values():
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
@@ -153,6 +151,8 @@ class Slot:
     def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
         """Run one piece of work that an action yielded."""
         client = self.client
+        if isinstance(work, Train) and 0 in amount(work, client.config.train):
+            return None  # and it takes no random stream: later work draws as if it had not been yielded
         self.run_step.seed(client.stream("dropout", self._index, self._work))
         self._work += 1
         if isinstance(work, Train):

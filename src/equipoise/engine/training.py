@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from equipoise.config import TrainConfig
 from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
 from equipoise.engine.contract import Batch, Client, PerBatch
@@ -130,16 +131,23 @@ def cut(order: Tensor, size: int) -> list[Tensor]:
     return batches
 
 
+def amount(work: Train, config: TrainConfig) -> tuple[int | None, int | None]:
+    """The steps or else the epochs of a `Train`: its own, 0 included, before those of the config; one is None."""
+    if work.steps is not None:
+        return work.steps, None
+    if work.epochs is not None:
+        return None, work.epochs
+    return (config.steps, None) if config.steps is not None else (None, config.epochs)
+
+
 def train(
     client: Client, part: Part, augmentation: Augmentation, work: Train, progress: Progress, run_step: Steps
 ) -> Iterator[None]:
     """Issue the steps of one `Train`."""
-    config = client.config.train
-    steps = work.steps or (config.steps if work.epochs is None else None)
-    epochs = work.epochs or config.epochs
+    steps, epochs = amount(work, client.config.train)
     progress.epochs = max(progress.epochs, work.first_epoch)
-    last_step = progress.steps + steps if steps else None
-    last_epoch = None if steps else progress.epochs + epochs
+    last_step = None if steps is None else progress.steps + steps
+    last_epoch = None if epochs is None else progress.epochs + epochs
     phase = client.phases[work.phase]
     client.set_mode(True, "eval" if len(part) == 1 else phase.norm)
     while progress.epochs != last_epoch and progress.steps != last_step:

@@ -1,9 +1,10 @@
-"""The methods, one file each; the file's name (with - for _) is the method's name."""
+"""The methods, one file each; the file's name (with - for _) is the method's name. What they share begins with _."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import pkgutil
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,6 @@ from equipoise.engine.contract import Method
 from equipoise.errors import UserError
 from equipoise.methods.fednpr import with_npr
 
-_NOT_METHODS = {"common"}
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
 
@@ -23,20 +23,19 @@ COSTS = Path(__file__).with_name("costs.json")
 def method_names() -> list[str]:
     """All methods, in alphabetical order."""
     return sorted(
-        module.name.replace("_", "-")
-        for module in pkgutil.iter_modules(__path__)
-        if module.name not in _NOT_METHODS and not module.name.startswith("_")
+        module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
     )
 
 
 def get_method(name: str) -> Method:
-    """A method by name, ready for the additions that any method can take (NPR)."""
+    """A method by name, described by its file, and ready for the additions that any method can take (NPR)."""
     if name not in method_names():
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     if not hasattr(module, "METHOD"):
         raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
-    return dataclasses.replace(module.METHOD, extend=with_npr)
+    first_paragraph = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
+    return dataclasses.replace(module.METHOD, summary=first_paragraph, extend=with_npr)
 
 
 def measured_costs() -> dict[str, dict[str, float]]:

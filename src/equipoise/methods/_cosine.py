@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.engine.protocol import Ask, Conversation, Replies, Tensors
-from equipoise.methods.common import average
+from equipoise.methods._common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.nets import Net
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Replies
-from equipoise.methods.common import site_weights
+from equipoise.methods._common import site_weights
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from equipoise.engine.contract import Batch
-from equipoise.methods.common import all_but
+from equipoise.methods._common import all_but
 from equipoise.methods.fedavg import FedAvgClient, SharedNet
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.engine.contract import Batch
 from equipoise.engine.protocol import Payload
 from equipoise.losses import conjoint_prototype_aligned, membership
-from equipoise.methods.common import class_means
+from equipoise.methods._common import class_means
 from equipoise.methods.fedavg import FedAvgClient
 
 COUNTS_DISCLOSURE = {"class_counts": "number of local training images of each class (only with cpa_global)"}

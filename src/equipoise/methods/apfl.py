@@ -28,10 +28,6 @@ class Options(Table):
     )
 
 
-class APFLServer(FedAvgServer):
-    """Averages the global nets."""
-
-
 class APFLClient(TwoNetClient):
     """Trains the global net (w, `net`) as FedAvg does, and its own (v, `personal`) inside the mixture.
 
@@ -90,7 +86,7 @@ class APFLClient(TwoNetClient):
 
 
 METHOD = Method(
-    server=APFLServer,
+    server=FedAvgServer,
     client=APFLClient,
     paper="Deng et al., Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020",
     year=2020,

@@ -20,7 +20,7 @@ from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, PerBatch
 from equipoise.engine.protocol import Action, Payload, Scan, Tensors
 from equipoise.losses import inherited_knowledge, prediction_entropy
-from equipoise.methods.common import class_means, class_sums
+from equipoise.methods._common import class_means, class_sums
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
@@ -33,10 +33,6 @@ class Options(Table):
     inherit: float = Field(1.0, ge=0, description="weight of the received model's word on the classes it lacks")
     temperature: PositiveFloat = Field(2.0, description="temperature of that word")
     smooth: float = Field(0.002, ge=0, description="weight of the entropy of predictions, summed over a batch")
-
-
-class BalanceFLServer(FedAvgServer):
-    """Averages as FedAvg does."""
 
 
 class BalanceFLClient(FedAvgClient):
@@ -136,7 +132,7 @@ def within_class_spread(features: Tensor, labels: Tensor, num_classes: int) -> T
 
 
 METHOD = Method(
-    server=BalanceFLServer,
+    server=FedAvgServer,
     client=BalanceFLClient,
     paper="Shuai et al., BalanceFL: Addressing Class Imbalance in Long-Tail Federated Learning, IPSN 2022",
     year=2022,

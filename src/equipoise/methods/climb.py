@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
-from equipoise.methods.common import average_by, site_weights, step_towards
+from equipoise.methods._common import average_by, site_weights, step_towards
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.nets import groups
 

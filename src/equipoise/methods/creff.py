@@ -17,8 +17,8 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
+from equipoise.methods._common import average, class_means, mean_by_class
 from equipoise.methods._creff_features import FeatureFitting, gradient_sums
-from equipoise.methods.common import average, class_means, mean_by_class
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.engine.contract import Batch, Client, Method, Server, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Train, Value
-from equipoise.methods.common import average
+from equipoise.methods._common import average
 from equipoise.nets import Net
 
 

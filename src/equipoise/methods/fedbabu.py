@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Ask, Conversation, Payload, Train, Work
-from equipoise.methods.common import all_but, average
+from equipoise.methods._common import all_but, average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
@@ -67,8 +67,7 @@ class FedBABUClient(FedAvgClient):
         return super().update() | {"model": self.share(self.net, self.trained)}
 
     def adapt(self) -> Generator[Work, Any, None]:
-        if self.options.finetune_epochs:
-            yield Train(epochs=self.options.finetune_epochs, phase="finetune")
+        yield Train(epochs=self.options.finetune_epochs, phase="finetune")
 
 
 METHOD = Method(

@@ -20,9 +20,9 @@ from equipoise.concepts import DEFAULT_ENCODER
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, PerBatch, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
+from equipoise.methods._common import average
 from equipoise.methods._fedbm_generator import GeneratorTraining, jittered
 from equipoise.methods._fedbm_parts import Parts
-from equipoise.methods.common import average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.nets.base import rounded_up
 

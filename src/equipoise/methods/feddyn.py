@@ -14,8 +14,8 @@ from pydantic import Field
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload
+from equipoise.methods._common import average
 from equipoise.methods._drift import AnchoredClient, RosterClient, RosterServer, beside
-from equipoise.methods.common import average
 
 
 class Options(Table):

@@ -23,10 +23,6 @@ class Options(Table):
     )
 
 
-class FedeAMCServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class FedeAMCClient(FedAvgClient):
     """Trains by the balanced cross entropy, which takes the place of train.loss unless its power is 0."""
 
@@ -41,7 +37,7 @@ class FedeAMCClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=FedeAMCServer,
+    server=FedAvgServer,
     client=FedeAMCClient,
     paper=(
         "Wang et al., Federated Learning for Automatic Modulation Classification Under Class Imbalance and Varying "

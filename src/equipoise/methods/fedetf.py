@@ -20,8 +20,8 @@ from equipoise.engine.contract import Batch, Method, Setting
 from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.protocol import Scan, Tensors, Train, Work
 from equipoise.losses import balanced_softmax, cross_entropy
+from equipoise.methods._common import shuffled_batches
 from equipoise.methods._cosine import CosineClient, CosineServer, with_cosine_head
-from equipoise.methods.common import shuffled_batches
 from equipoise.methods.fedavg import SharedNet
 from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame
@@ -89,8 +89,7 @@ class FedETFClient(FedETFNet, CosineClient):
         each evaluation in place of one, and fits the head to other features than those that it is measured on.
         """
         options = self.options
-        if options.finetune_epochs != 0:
-            yield Train(epochs=options.finetune_epochs)
+        yield Train(epochs=options.finetune_epochs)
         if options.turns:
             seen = yield Scan("train", self.sample, reduce="concatenate")
             self.take_turns(seen["features"], seen["labels"])

@@ -23,10 +23,6 @@ class Options(Table):
     )
 
 
-class FedFocalServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class FedFocalClient(FedAvgClient):
     """Trains by the focal loss."""
 
@@ -41,7 +37,7 @@ class FedFocalClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=FedFocalServer,
+    server=FedAvgServer,
     client=FedFocalClient,
     paper=(
         "Sarkar et al., Fed-Focal Loss for imbalanced data classification in Federated Learning, IJCAI workshop 2020"

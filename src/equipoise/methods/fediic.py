@@ -28,7 +28,7 @@ from equipoise.losses import (
     intra_client_contrastive,
     logit_adjusted,
 )
-from equipoise.methods.common import average, total
+from equipoise.methods._common import average, total
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.prototypes import drive_apart
 

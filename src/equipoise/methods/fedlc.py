@@ -20,10 +20,6 @@ class Options(Table):
     tau: float = Field(1.0, ge=0, description="scale of the margins tau n^(-1/4); 0: the loss of train.loss, FedAvg")
 
 
-class FedLCServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class FedLCClient(FedAvgClient):
     """Trains by the calibrated cross entropy; classes that it lacks take no part in it."""
 
@@ -38,7 +34,7 @@ class FedLCClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=FedLCServer,
+    server=FedAvgServer,
     client=FedLCClient,
     paper="Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022",
     year=2022,

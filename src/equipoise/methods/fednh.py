@@ -16,8 +16,8 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Payload, Replies, Scan, Tensors
+from equipoise.methods._common import class_sums, mean_by_class
 from equipoise.methods._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
-from equipoise.methods.common import class_sums, mean_by_class
 from equipoise.methods.fedavg import SharedNet
 from equipoise.nets import Net
 from equipoise.prototypes import orthogonal_frame, simplex_frame

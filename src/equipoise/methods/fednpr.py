@@ -117,14 +117,6 @@ def with_npr(client: type[Client], config: Config) -> type[Client]:
     return type(f"{client.__name__}WithNpr", (addition, client), {"__doc__": client.__doc__})
 
 
-class FedNPRServer(FedAvgServer):
-    """Averages as FedAvg does (Eq. 6); prototypes never reach it."""
-
-
-class FedNPRClient(FedAvgClient):
-    """Trains the received net; NPR and the balanced softmax come from the method's defaults."""
-
-
 PAPER = (
     "Wicaksana et al., Non-parametric Regularization for Class Imbalance Federated Medical Image Classification, "
     "arXiv 2407.12446, 2024"
@@ -132,8 +124,8 @@ PAPER = (
 DEFAULTS = {"train": {"loss": "balanced_softmax"}, "npr": {"weight": 0.1}}
 
 METHOD = Method(
-    server=FedNPRServer,
-    client=FedNPRClient,
+    server=FedAvgServer,
+    client=FedAvgClient,
     paper=PAPER,
     year=2024,
     changes="loss (balanced softmax, sub-cluster prototypes)",

@@ -18,8 +18,8 @@ from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
 from equipoise.losses import prototype_contrastive
+from equipoise.methods._common import average, class_means, class_sums, mean_by_class
 from equipoise.methods._projection import projected_net
-from equipoise.methods.common import average, class_means, class_sums, mean_by_class
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.nets import Net
 

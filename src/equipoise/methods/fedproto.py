@@ -17,7 +17,7 @@ from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method, Server
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
 from equipoise.losses import prototype_distance
-from equipoise.methods.common import class_means, class_sums, mean_by_class
+from equipoise.methods._common import class_means, class_sums, mean_by_class
 from equipoise.methods.local import LocalClient
 
 

@@ -20,10 +20,6 @@ class Options(Table):
     mu: float = Field(0.01, ge=0, description="weight of the proximal term (FedIIC: 0.01, FedBM: 0.001); 0: FedAvg")
 
 
-class FedProxServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class FedProxClient(AnchoredClient):
     """Trains near the received net."""
 
@@ -33,7 +29,7 @@ class FedProxClient(AnchoredClient):
 
 
 METHOD = Method(
-    server=FedProxServer,
+    server=FedAvgServer,
     client=FedProxClient,
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     year=2020,

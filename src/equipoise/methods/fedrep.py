@@ -51,8 +51,7 @@ class FedRepClient(FedRepNet, PartialClient):
         self.phase("main", self.net, self.shared)
 
     def train(self, message: Payload) -> Action:
-        if self.options.head_epochs:
-            yield Train(epochs=self.options.head_epochs, phase="head")
+        yield Train(epochs=self.options.head_epochs, phase="head")
         yield Train(epochs=self.options.body_epochs)
         return self.update()
 

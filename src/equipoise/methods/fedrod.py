@@ -25,10 +25,6 @@ class Options(Table):
     gamma: float = Field(1.0, ge=0, description="exponent of the class counts in the balanced softmax (FedBM: 1)")
 
 
-class FedRoDServer(FedAvgServer):
-    """Averages the body and the generic head."""
-
-
 class FedRoDClient(FedAvgClient):
     """Trains body and generic head by one loss and the personal head by another, in one step."""
 
@@ -77,7 +73,7 @@ class FedRoDClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=FedRoDServer,
+    server=FedAvgServer,
     client=FedRoDClient,
     paper="Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
     year=2022,

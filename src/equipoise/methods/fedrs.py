@@ -22,10 +22,6 @@ class Options(Table):
     )
 
 
-class FedRSServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class FedRSClient(FedAvgClient):
     """Trains by the restricted softmax; predicts by the plain one."""
 
@@ -36,7 +32,7 @@ class FedRSClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=FedRSServer,
+    server=FedAvgServer,
     client=FedRSClient,
     paper=(
         "Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021"

@@ -25,10 +25,6 @@ class Options(Table):
     beta: float = Field(0.5, ge=0, le=1, description="weight of the labels for the shared net; 1: FedAvg")
 
 
-class FMLServer(FedAvgServer):
-    """Averages the shared nets."""
-
-
 class FMLClient(TwoNetClient):
     """Trains both nets in one step, each with the other as a teacher that gets no gradient."""
 
@@ -63,7 +59,7 @@ class FMLClient(TwoNetClient):
 
 
 METHOD = Method(
-    server=FMLServer,
+    server=FedAvgServer,
     client=FMLClient,
     paper="Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020",
     year=2020,

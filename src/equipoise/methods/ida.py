@@ -16,7 +16,7 @@ from equipoise.aggregation import inverse_distance_weights
 from equipoise.config import Table
 from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Evaluate, Payload, Replies, Tensors
-from equipoise.methods.common import all_but, average_by, site_weights
+from equipoise.methods._common import all_but, average_by, site_weights
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 

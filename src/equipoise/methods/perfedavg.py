@@ -40,10 +40,6 @@ class Options(Table):
     adapt_steps: PositiveInt = Field(1, description="steps that a site adapts by before evaluation")
 
 
-class PerFedAvgServer(FedAvgServer):
-    """Averages as FedAvg does."""
-
-
 class PerFedAvgClient(FedAvgClient):
     """Moves the model by the gradient of the loss after adaptation; a step takes a batch for each gradient."""
 
@@ -107,13 +103,12 @@ class PerFedAvgClient(FedAvgClient):
         Norm layers stay as they are: with other statistics it would be another function.
         """
         noisy = [m for m in self.net.modules() if m.training and not isinstance(m, NORM_LAYERS)]
-        autocast, self._autocast = self._autocast, False
         for module in noisy:
             module.training = False
         try:
-            yield
+            with self.full_precision():
+                yield
         finally:
-            self._autocast = autocast
             for module in noisy:
                 module.training = True
 
@@ -129,7 +124,7 @@ class PerFedAvgClient(FedAvgClient):
 
 
 METHOD = Method(
-    server=PerFedAvgServer,
+    server=FedAvgServer,
     client=PerFedAvgClient,
     paper=(
         "Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning "

@@ -17,9 +17,9 @@ from torch import Tensor
 from equipoise.config import OptimiserConfig, Table
 from equipoise.engine.contract import Batch, Method, Phase, Setting
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
+from equipoise.methods._common import average, step_towards
 from equipoise.methods._drift import added
 from equipoise.methods._personal import TwoNetClient
-from equipoise.methods.common import average, step_towards
 from equipoise.methods.fedavg import FedAvgServer
 from equipoise.nets import groups
 

@@ -7,7 +7,6 @@ Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalan
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregation import band_schedule
-from equipoise.config import Config
-from equipoise.engine.contract import Batch, Client, Method, Setting
+from equipoise.engine.contract import Batch, Method, Setting
 from equipoise.engine.protocol import (
     Action,
     Ask,
@@ -31,10 +29,10 @@ from equipoise.engine.protocol import (
     Work,
 )
 from equipoise.losses import membership, mutual_kl
+from equipoise.methods._common import average, total
 from equipoise.methods._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, CPAClient
 from equipoise.methods._prr_fourier import layer_kinds, merge_deputies
 from equipoise.methods._prr_options import PRROptions
-from equipoise.methods.common import average, total
 from equipoise.methods.fedbn import FedBNServer
 from equipoise.metrics import from_confusion
 from equipoise.prototypes import global_prototypes
@@ -324,16 +322,7 @@ class PRRGlobalClient(PRRClient):
         return self.logits(self.mean_deputy if view == "global" else self.net, batch)
 
 
-@dataclass(frozen=True)
-class PRRMethod(Method):
-    """Chooses the client by the option `global_view`: only then does batch norm leave a site."""
-
-    def client_class(self, config: Config) -> type[Client]:
-        options = PRROptions.model_validate(config.methods.get("prr", {}))
-        return self.extend(PRRGlobalClient if options.global_view else self.client, config)
-
-
-METHOD = PRRMethod(
+METHOD = Method(
     server=PRRServer,
     client=PRRClient,
     paper="Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalanced Medical Data, TMI 2022",
@@ -341,4 +330,5 @@ METHOD = PRRMethod(
     changes="aggregation (Fourier), personalisation (deputy), loss (prototypes)",
     options=PRROptions,
     defaults={"train": {"aggregation": "uniform"}},
+    variants={"global_view": PRRGlobalClient},
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 from equipoise.config import Table
 from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Action, Ask, Conversation, Payload
+from equipoise.methods._common import average, step_towards
 from equipoise.methods._drift import RosterClient, RosterServer, added, beside
-from equipoise.methods.common import average, step_towards
 from equipoise.nets import groups
 
 

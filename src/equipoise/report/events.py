@@ -34,6 +34,7 @@ class Start(Event):
     sites: list[SiteCounts]
     time: str = ""
     version: str = ""
+    device: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
     disclosure: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -111,12 +112,14 @@ class Selection(Event):
 class Result(Event):
     """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort.
 
-    There is no one `round` over sites that each chose their own.
+    There is no one `round` over sites that each chose their own. Where it is the mean over several `rounds`, that is
+    their number, `round` is the last of them, and cells of the confusion matrix may be fractions.
     """
 
     part: str
     rule: str
     round: int | None = None
+    rounds: int = 1
     view: View
     scope: Literal["site", "mean", "pooled", "cohort"]
     site: str | None = None

@@ -29,6 +29,7 @@ from equipoise.report.plotting import (
     site_legend,
 )
 from equipoise.report.record import RunRecord
+from equipoise.report.summary import byte_unit
 from equipoise.report.tables import METRIC_TITLES, SCOPE_TITLES
 
 MOST_ROWS = 30
@@ -189,7 +190,8 @@ def confusion_matrices(run: RunRecord) -> Figure | None:
         counts = np.array(result.confusion)
         totals = counts.sum(axis=1, keepdims=True)
         share = 100 * counts / np.where(totals, totals, np.nan)
-        _heat(ax, share, np.char.mod("%.0f", counts), size=np.clip(60 / len(classes), 5, 8))
+        whole = (counts == counts.round()).all()  # a mean over rounds may not be
+        _heat(ax, share, np.char.mod("%.0f" if whole else "%.1f", counts), size=np.clip(60 / len(classes), 5, 8))
         ax.set_title(f"{_place(result)} (n = {counts.sum():,.0f})")
         ax.set_xticks(np.arange(len(classes)) + 0.5, classes)
         ax.set_yticks(np.arange(len(classes)) + 0.5, classes)
@@ -219,9 +221,20 @@ def sites_shown(run: RunRecord) -> str:
 
 
 def matrices_shown(run: RunRecord) -> str:
-    """A sentence for the caption when there are more confusion matrices than a figure can show."""
-    count = len(_with_confusion(run))
-    return f" The first {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+    """Sentences for the caption when matrices are means over rounds, or there are more than a figure can show."""
+    results = _with_confusion(run)
+    left_out = f" The first {MOST_PANELS} of {len(results)} are shown." if len(results) > MOST_PANELS else ""
+    return _mean_of_rounds(results) + left_out
+
+
+def _mean_of_rounds(results: Sequence[Result]) -> str:
+    """Over how many rounds confusion matrices are means, in a sentence; nothing where they are of one."""
+    cohorts = any(result.scope == "cohort" for result in results)
+    numbers = sorted({result.rounds for result in results if result.scope != "cohort"})
+    if not numbers or numbers[-1] == 1:
+        return ""
+    count = f"{'up to ' if len(numbers) > 1 else ''}{numbers[-1]}"
+    return f" Each number is the mean over {count} rounds{'; those of cohorts are of the last' if cohorts else ''}."
 
 
 def time_per_round(run: RunRecord) -> Figure | None:
@@ -261,14 +274,6 @@ def traffic_per_round(run: RunRecord) -> Figure | None:
     ax.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=2)
     return figure
-
-
-def byte_unit(size: float) -> tuple[float, str]:
-    """The decimal unit in which `size` bytes is a small number: (bytes per unit, name)."""
-    for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= divisor:
-            return divisor, unit
-    return 1.0, "bytes"
 
 
 def slant_long_labels(ax: Axes, names: Sequence[str], room: int = 1) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equipoise.report.figures import byte_unit
 from equipoise.report.record import RunRecord, setting
 from equipoise.report.tables import METRIC_TITLES, HeadlineRow, headline, percent
 
@@ -29,6 +28,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
         ("Seed", "" if (seed := setting(start.config, "seed")) is None else str(seed)),
         ("Started", start.time.replace("T", " ")[:16]),
         ("Duration", duration(run.seconds) if run.seconds is not None else ""),
+        ("Device", start.device),
         ("Version", f"Equipoise {start.version}" if start.version else ""),
     ]
     return [(name, value) for name, value in entries if value]
@@ -119,6 +119,14 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def byte_unit(size: float) -> tuple[float, str]:
+    """The decimal unit in which `size` bytes is a small number: (bytes per unit, name)."""
+    for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= divisor:
+            return divisor, unit
+    return 1.0, "bytes"
 
 
 def traffic(size: float) -> str:

@@ -1,13 +1,13 @@
 """Validation scores in the shape of test results: of the rounds that a run reports, or of its latest one."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-import numpy as np
-
+from equipoise.config import Config, validated
 from equipoise.metrics import from_confusion
-from equipoise.report.events import Confusion, Evaluation, Metrics, Result, Selection, View, mean
+from equipoise.report.events import Evaluation, Result, Selection, View, mean
+from equipoise.reported import Summary, added_over_sites, mean_over_rounds, reported_round
 
 
 def validation_results(
@@ -20,11 +20,12 @@ def validation_results(
         selection: which round was chosen; None while none is: the latest round of each view stands
         settings: the run's `[evaluation]` table
     """
+    averaged = _averaged(selection, settings) if selection else ()
     for view in get_args(View):
         scored = [each for each in evaluations if each.part == "valid" and each.view == view]
         sites: dict[str, list[Evaluation]] = {}
         for each in scored:
-            rounds = _reported(selection, settings, view, each.site) if selection else (scored[-1].round,)
+            rounds = averaged or (_chosen(selection, view, each.site) if selection else scored[-1].round,)
             if each.round in rounds:
                 sites.setdefault(each.site, []).append(each)
         if sites:
@@ -32,50 +33,58 @@ def validation_results(
             yield from _of_view(head, sites)
 
 
-def _reported(selection: Selection, settings: Mapping[str, Any], view: str, site: str) -> Sequence[int]:
-    """The rounds that are reported of a view at a site: one, or several where their mean is."""
-    # A site's own choice holds for the models that were judged, and for what they were before averaging.
-    own = selection.sites.get(site) if view in (selection.view, "trained") else None
-    last = own.round if own else selection.round
+def _chosen(selection: Selection, view: str, site: str) -> int | None:
+    """The round that is reported of a view at a site."""
+    own = {name: choice.round for name, choice in selection.sites.items()}
+    return reported_round(view, site, selection.view, selection.round, own)
+
+
+def _averaged(selection: Selection, settings: Mapping[str, Any]) -> Collection[int]:
+    """The rounds whose mean is reported, as the engine reads the settings; none where a single round is."""
     if selection.rule != "mean_last":
-        return (last,)
-    return range(max(last - settings.get("last", 1) + 1, settings.get("first_round", 1)), last + 1)
+        return ()
+    raw = {"train": {"rounds": selection.round}, "evaluation": {**settings, "rule": selection.rule}}
+    config = validated(Config, raw, "the run's config")
+    return [number for number in range(1, selection.round + 1) if config.may_report(number)]
 
 
 def _of_view(head: Mapping[str, Any], sites: Mapping[str, Sequence[Evaluation]]) -> Iterator[Result]:
     """The results of one view, from each site's scores in the reported rounds."""
+    summaries = {site: mean_over_rounds([_summary(each) for each in own]) for site, own in sites.items()}
     results = [
-        Result.model_validate({**head, "scope": "site", "site": site, "round": own[-1].round, **_mean_score(own)})
+        Result.model_validate({**head, "scope": "site", "site": site, "round": own[-1].round, **summaries[site]})
         for site, own in sites.items()
     ]
     yield from results
     rounds = {result.round for result in results}
     over = {**head, "round": rounds.pop() if len(rounds) == 1 else None}
-    yield Result.model_validate({**over, "scope": "mean", "metrics": _mean_metrics(results)})
-    counts = _added([result.confusion for result in results])
-    if counts is not None:
-        numbers = {name: _known(value) for name, value in from_confusion(counts).items() if name != "recall"}
-        recall = [_known(value) for value in from_confusion(counts)["recall"]]
-        pooled = {"scope": "pooled", "metrics": numbers, "recall": recall, "confusion": counts}
-        yield Result.model_validate({**over, **pooled})
+    metrics = {name: mean([each.metrics.get(name) for each in results]) for name in results[0].metrics}
+    yield Result.model_validate({**over, "scope": "mean", "metrics": metrics})
+    images = added_over_sites([*summaries.values()])
+    if images["confusion"] is not None:
+        pooled = mean_over_rounds([_pooled(scores) for scores in _by_round(sites)])
+        yield Result.model_validate({**over, "scope": "pooled", **pooled, **images})
 
 
-def _mean_score(scored: Sequence[Evaluation]) -> dict[str, Any]:
-    """Mean of each metric and of each class's recall; confusion matrices add up."""
-    return {
-        "metrics": _mean_metrics(scored),
-        "recall": [mean(values) for values in zip(*(each.recall for each in scored))],
-        "confusion": _added([each.confusion for each in scored]),
-    }
+def _summary(each: Evaluation) -> Summary:
+    return each.model_dump(include={"metrics", "recall", "confusion", "n"})
 
 
-def _mean_metrics(scored: Sequence[Evaluation | Result]) -> Metrics:
-    return {name: mean([each.metrics.get(name) for each in scored]) for name in scored[0].metrics}
+def _by_round(sites: Mapping[str, Sequence[Evaluation]]) -> list[list[Evaluation]]:
+    """The scores of each round that a mean is of; as one round where every site has one, be it its own."""
+    alone = all(len(own) == 1 for own in sites.values())
+    rounds: dict[int, list[Evaluation]] = {}
+    for each in (each for own in sites.values() for each in own):
+        rounds.setdefault(0 if alone else each.round, []).append(each)
+    return list(rounds.values())
 
 
-def _added(confusions: Sequence[Confusion | None]) -> Confusion | None:
-    known = [confusion for confusion in confusions if confusion is not None]
-    return np.sum(known, axis=0).tolist() if len(known) == len(confusions) else None
+def _pooled(scores: Sequence[Evaluation]) -> Summary:
+    """The scores on all sites' images of a round as one set."""
+    images = added_over_sites([_summary(each) for each in scores])
+    numbers = from_confusion(images["confusion"])
+    recall = [_known(value) for value in numbers.pop("recall")]
+    return {"metrics": {name: _known(value) for name, value in numbers.items()}, "recall": recall, **images}
 
 
 def _known(value: float) -> float | None:

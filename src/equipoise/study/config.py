@@ -271,9 +271,6 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     """The config of one run: preset, study, data set, row, then `key=value` settings of the command line."""
     tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
     over = [setting for table in tables for setting in as_settings(table)]
-    method = get_method(cell.row.method)
-    if study.scope == "common" and "global" in method.client.views:
-        over.append("evaluation.view=global")  # the model that is reported is the one that is selected
     if (cell.row.view or study.scope) == "trained":
         over.append(f"evaluation.{'trained_test' if study.part == 'test' else 'trained'}=true")
     where = f"study {study.name}, row {cell.row.name}" + (" with what the command line sets" if settings else "")
@@ -282,7 +279,11 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
     except UserError as problem:
         raise UserError(f"{where}: {str(problem).removeprefix('--set ')}") from None
     top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
-    return make_config(study.preset, [*over, *settings], where, **top)
+    config = make_config(study.preset, [*over, *settings], where, **top)
+    if study.scope == "common" and "global" in get_method(config.method).client_class(config).views:
+        over.append("evaluation.view=global")  # the model that is reported is the one that is selected
+        config = make_config(study.preset, [*over, *settings], where, **top)
+    return config
 
 
 def no_common_set(study: StudyConfig, whose: str, part: str, held: str = "") -> UserError:

@@ -26,11 +26,11 @@ SMALL_SHARE = 0.01
 
 
 def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
-    """Size, operations, traffic and time of a row, and the last two relative to the row `fedavg`, if there is one.
+    """Size, operations, traffic and time of a row, and the last two relative to FedAvg's, if there is such a row.
 
     Runs that share a device wait for each other: their times do not compare methods.
     """
-    base = next((r for r in results.of(row.data) if r.row.name == "fedavg" and r.runs), None)
+    base = base_line(results.of(row.data))
     net = row.runs[0].cost
     return {
         "parameters": net.parameters if net else row.runs[0].record.start.parameters,
@@ -45,6 +45,11 @@ def cost(results: StudyResults, row: RowResult) -> dict[str, Any]:
         "relative_seconds": _ratio(row.seconds, base.seconds) if base and base.together == row.together == 1 else None,
         "relative_traffic": _relative_traffic(row, base) if base and not row.pooled else None,
     }
+
+
+def base_line(rows: Sequence[RowResult]) -> RowResult | None:
+    """The row that costs are relative to: the first of FedAvg that has runs."""
+    return next((row for row in rows if row.row.method == "fedavg" and row.runs), None)
 
 
 def _ratio(own: Spread | None, base: Spread | None) -> float | None:
@@ -82,10 +87,9 @@ def _share(value: float) -> str:
 
 def cost_caption(rows: Sequence[RowResult]) -> str:
     """What a table of costs shows."""
-    text = "Cost: the net, traffic of a site, and clock time"
-    return (
-        f"{text}; relative to fedavg in the last columns." if any(r.row.name == "fedavg" for r in rows) else f"{text}."
-    )
+    base = base_line(rows)
+    relative = f"; relative to {base.row.name} in the last columns" if base else ""
+    return f"Cost: the net, traffic of a site, and clock time{relative}."
 
 
 def shared_times(rows: Sequence[RowResult]) -> list[str]:

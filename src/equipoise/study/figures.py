@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator
 
 from equipoise.config import EvaluationConfig
 from equipoise.report.curves import Curve, mean_curve, metric_curves, retrogress
-from equipoise.report.figures import byte_unit
 from equipoise.report.plotting import (
     ACCENT,
     ACCENT_LIGHT,
@@ -29,7 +28,7 @@ from equipoise.report.plotting import (
     plain,
     round_axis,
 )
-from equipoise.report.summary import traffic
+from equipoise.report.summary import byte_unit, traffic
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study.config import Metric
 from equipoise.study.results import StudyResults

@@ -21,7 +21,7 @@ import torch
 
 from equipoise.config import Config
 from equipoise.data import load_federation
-from equipoise.engine.events import first_event
+from equipoise.engine.events import first_event, last_kind
 from equipoise.engine.files import claimed_folder, refuse_foreign
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import FolderBusy, UserError, is_users
@@ -81,15 +81,7 @@ class FinishedElsewhere(Exception):
 
 def is_finished(folder: Path) -> bool:
     """Whether a run came to its end."""
-    path = folder / "events.jsonl"
-    if not path.is_file():
-        return False
-    last = path.read_bytes().rstrip().rpartition(b"\n")[2]
-    try:
-        event = json.loads(last)
-    except ValueError:  # a line that an interruption cut off
-        return False
-    return isinstance(event, dict) and event.get("event") == "end"
+    return last_kind(folder / "events.jsonl") == "end"
 
 
 def check_finished(cell: Cell, config: Config) -> None:

@@ -2,7 +2,7 @@
 
 A source lists its images and what is known of each; `equipoise.data.prepare` packs them into a store.
 It has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
-`listing(config, root)`.
+`listing(config, root)`. Only the phantom, which draws its images, has no `listing`, but a `build` that makes the store.
 """
 
 import csv
@@ -18,12 +18,15 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
+from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
 from equipoise.errors import UserError, as_text, first_few
 
 USER_SOURCES = ("folder", "manifest")
+DRAWN_SOURCES = ("phantom",)
+PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
 
 
@@ -104,8 +107,24 @@ def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
 
 def known() -> dict[str, str]:
     """The sources by name, each with one line about it."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return {name.replace("_", "-"): importlib.import_module(f"{__name__}.{name}").TITLE for name in names}
+    names = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    return {name: _module(name).TITLE for name in names}
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a source, once it holds all that others read there."""
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    maker = "build" if name in DRAWN_SOURCES else "listing"
+    sound = {
+        "TITLE": isinstance(getattr(module, "TITLE", None), str),
+        "SIZE": isinstance(getattr(module, "SIZE", None), int),
+        f"PARTITION ({', '.join(PARTITIONS)})": getattr(module, "PARTITION", None) in PARTITIONS,
+        f"{maker}(config, root)": callable(getattr(module, maker, None)),
+    }
+    lacking = [what for what, there in sound.items() if not there]
+    if lacking:
+        raise TypeError(f"{module.__name__} is no source of data yet: it needs {', '.join(lacking)}")
+    return module
 
 
 def load(name: str) -> ModuleType:
@@ -118,7 +137,7 @@ def load(name: str) -> ModuleType:
         )
     if (kind in USER_SOURCES) != bool(argument):
         raise UserError(f"data {name!r} should be written {kind}{':PATH' if kind in USER_SOURCES else ''}")
-    return importlib.import_module(f"{__name__}.{kind.replace('-', '_')}")
+    return _module(kind)
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -1,0 +1,68 @@
+"""Checkpoints: which data a run may go on with, and what becomes of one that is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.config import Config
+from equipoise.data.federation import Federation, Site, Split
+from equipoise.data.store import SAMPLED, Store
+from equipoise.engine import selection
+from equipoise.engine.checkpoint import fingerprint
+from equipoise.engine.loop import Run
+from equipoise.methods import get_method
+from harness import all_state, assert_same_bits, run_tiny, tiny_config, tiny_federation
+
+
+def with_labels(site: Site, part: str) -> Site:
+    """The site with other labels in one part."""
+    split = site.splits[part]
+    changed = Split(split.store, split.rows, np.zeros_like(split.labels))
+    return Site(site.name, {**site.splits, part: changed})
+
+
+def test_a_fingerprint_knows_common_sets_and_cohorts():
+    known = tiny_federation(tiny_config("fedavg", "data.phantom.common=true", "data.phantom.cohort=20"))
+    assert known.common and known.cohorts
+    others: list[Federation] = [
+        replace(known, common=with_labels(known.common, "valid")),
+        replace(known, cohorts=(with_labels(known.cohorts[0], "test"),)),
+        replace(known, sites=(with_labels(known.sites[0], "train"), *known.sites[1:])),
+    ]
+    assert len({fingerprint(federation) for federation in (known, *others)}) == 4
+
+
+@pytest.mark.parametrize(("images", "row", "noticed"), [(20, 7, True), (2 * SAMPLED, 0, True), (2 * SAMPLED, 1, False)])
+def test_pixels_are_known_by_all_of_a_few_images_and_by_some_of_many(tmp_path: Path, images, row, noticed):
+    np.save(tmp_path / "images.npy", np.zeros((images, 3, 4, 4), np.uint8))
+    before = Store(tmp_path).sample_digest(np.arange(images))
+    changed = np.zeros((images, 3, 4, 4), np.uint8)
+    changed[row, 0, 0, 0] = 1
+    np.save(tmp_path / "images.npy", changed)
+    assert (Store(tmp_path).sample_digest(np.arange(images)) != before) == noticed
+
+
+def until(folder: Path, config: Config, number: int) -> Path:
+    """Run a config until the checkpoint of a round is there; gives its folder."""
+    checkpoint = folder / "checkpoints" / f"round-{number:05d}"
+    turns = Run(config, get_method(config.method), tiny_federation(config), folder).steps()
+    next(turn for turn in turns if checkpoint.exists())
+    turns.close()
+    return checkpoint
+
+
+@pytest.mark.parametrize("scores", [(4, 3, 2, 1, 0, 0), (2, 1, 0, 3, 0, 0)], ids=["the first stands", "a later one"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_and_is_cleared_away(tmp_path: Path, monkeypatch, scores):
+    monkeypatch.setattr(selection, "_merit", lambda choice: scores[choice["round"] - 1])
+    config = tiny_config("fedavg", "train.rounds=6", "checkpoint.every=2")
+    latest = until(tmp_path / "run", config, 4)
+    (latest / "manifest.json").write_text("{")
+    again = Run(config, get_method("fedavg"), tiny_federation(config), tmp_path / "run")
+    again.save_anyway = lambda number: number == 3
+    again.execute(resume=True)
+    whole = run_tiny(tmp_path / "whole", "fedavg", "train.rounds=6", "checkpoint.every=2")
+    assert_same_bits(all_state(tmp_path / "run"), all_state(whole))
