@@ -216,15 +216,15 @@ def test_the_training_loop_takes_no_step_where_none_is_asked_for(work):
 
 def test_nets_run_in_the_precision_of_the_setting_but_where_a_method_asks_for_full_precision(monkeypatch):
     client, batch = new_client("fedavg"), noise_batch()
-    entered: list[str] = []
+    entered: list[bool] = []
     monkeypatch.setattr(Setting, "autocasts", True)
-    monkeypatch.setattr(Setting, "precision", lambda setting: entered.append("bf16") or nullcontext())
+    monkeypatch.setattr(Setting, "precision", lambda setting, full=False: entered.append(not full) or nullcontext())
 
     def times() -> int:
         entered.clear()
         client.outputs(batch)
         client.logits(client.net, batch)
-        return len(entered)
+        return sum(entered)
 
     assert times() == 2
     with client.full_precision():
