@@ -112,6 +112,11 @@ def test_settings_of_a_partition_that_is_not_drawn_are_told_to_have_no_effect(lo
     assert [warning.split()[0] for warning in told] == ["data.alpha", "data.sites"]
 
 
+def test_settings_of_images_that_are_read_are_told_to_have_no_effect_on_the_phantom(load):
+    told = [warning for warning in load(crop="squash", colour_constancy=True).warnings if "no effect" in warning]
+    assert [warning.split()[0] for warning in told] == ["data.crop", "data.colour_constancy"]
+
+
 def test_the_partition_is_drawn_from_the_run_seed_unless_it_has_its_own(load):
     settings = {"partition": "dirichlet_per_class", "sites": 5, "alpha": 1.0}
     counts = lambda federation: [site.class_counts(5).tolist() for site in federation.sites]  # noqa: E731

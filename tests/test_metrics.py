@@ -112,6 +112,14 @@ def test_classes_outside_the_list_are_refused_by_name():
         balanced_accuracy([0, 1, 1], [0, 1])
 
 
+@pytest.mark.parametrize("bins", [10, 15, 100])
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below(bins):
+    edges = np.arange(1, bins + 1) / bins
+    edges = edges[edges >= 0.5]
+    count, _, _ = calibration_bins(np.zeros(len(edges), int), np.stack([edges, 1 - edges], 1), bins)
+    assert count[-len(edges) :].tolist() == [1] * len(edges)
+
+
 def test_calibration_bins_of_sites_add_up():
     random = np.random.RandomState(1)
     labels, scores = random.randint(4, size=60), softmax(2 * random.randn(60, 4))

@@ -71,6 +71,11 @@ def test_one_subcluster_is_the_mean_direction_of_its_class():
     assert_close(updated[:, 0], F.normalize(means, dim=-1), 1e-9)
 
 
+def test_a_subcluster_whose_members_cancel_out_keeps_its_prototype():
+    opposite, old = torch.tensor([[1.0, 0], [-1, 0]]), torch.tensor([[[0.0, 2.0]]])
+    assert update_subclusters(opposite, torch.tensor([0, 0]), old).tolist() == [[[0.0, 1.0]]]
+
+
 @pytest.mark.parametrize("cluster", ["sinkhorn", "random", "released"])
 def test_classes_with_fewer_than_two_samples_keep_their_prototypes(cluster):
     features, labels, old = normal(3, 5), torch.tensor([0, 2, 2]), normal(3, 4, 5, seed=1)

@@ -58,6 +58,12 @@ def test_a_class_with_three_samples_is_in_every_part_and_a_single_one_trains():
     assert part_targets(100, (0.9, 0.1, 0)) == (90, 10, 0)
 
 
+@given(st.integers(4, 40), st.tuples(*[st.floats(0.01, 1)] * 3))
+def test_a_class_with_more_samples_than_parts_is_in_every_part(count, ratios):
+    targets = part_targets(count, ratios)
+    assert sum(targets) == count and min(targets) >= 1
+
+
 def test_leaks_are_counted_in_groups():
     assert doctest.testmod(splits).failed == 0
     assert count_leaks({"train": ["a", "a"], "valid": ["b"], "test": ["c"]}) is None

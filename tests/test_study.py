@@ -358,6 +358,14 @@ def test_ranks_of_each_block_add_up_and_the_best_is_first(table):
         assert column[best] == min(column.values())
 
 
+def test_scores_that_differ_by_rounding_share_a_rank():
+    score = 100 * 0.4883720930232558
+    means = [spread([score] * seeds).mean for seeds in (2, 3)]
+    assert means[0] != means[1], "the case is worth nothing else"
+    found = ranking({"a": {"x": means[0]}, "b": {"x": means[1]}, "c": {"x": 1.0}})
+    assert found.means == {"a": 1.5, "b": 1.5, "c": 3.0}
+
+
 def test_ranks_leave_out_rows_that_lack_a_block_and_name_it():
     found = ranking({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}, "c": {"x": 2.0, "y": 0.0}})
     assert found.ranks == {"a": {"x": 2.0, "y": 1.0}, "c": {"x": 1.0, "y": 2.0}}
@@ -497,7 +505,8 @@ def test_times_of_runs_that_shared_a_device_compare_no_methods(tmp_path):
 
 def test_a_row_may_name_the_models_that_it_reports(tmp_path):
     study = made_up_study()
-    changed = [row.model_copy(update={"view": "global"}) if row.name == "prr" else row for row in study.rows]
+    named = {"view": "global", "settings": {"prr": {"global_view": True}}}
+    changed = [row.model_copy(update=named) if row.name == "prr" else row for row in study.rows]
     study = make_up(study.model_copy(update={"rows": tuple(changed)}), tmp_path)
     rows = {row["method"]: row for row in summary(collect(study, tmp_path))["rows"]}
     assert rows["prr"]["view"] == "global" and rows["prr"]["macro_f1"]["mean"] == pytest.approx(67.0)

@@ -61,6 +61,7 @@ def equipoise(monkeypatch, capsys, tmp_path):
         ({"metrics": ["ece", "ece"]}, "a metric is named twice"),
         ({"row": [{"name": "x" * 101, "method": "fedavg"}]}, "up to 100 letters"),
         ({"row": [ROWS[0] | {"settings": {"fedprox": {"mu": 1.0}}}]}, "options of fedprox have no effect"),
+        ({"row": [ROWS[0] | {"view": "personal"}]}, "view = 'personal', but fedavg has only global models"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_and_nothing_is_written(equipoise, tmp_path, changes, message):
@@ -78,6 +79,7 @@ def test_a_mistake_in_the_file_is_told_and_nothing_is_written(equipoise, tmp_pat
         (["--report-only", "--only", "nix"], "--only has no effect"),
         (["--report-only", "--plan"], "--plan has no effect"),
         (["--limit-seconds", "nan"], "expected a number of seconds"),
+        (["--seeds", "4294967296"], "seed: Input should be less than 4294967296"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(equipoise, tmp_path, options, message):

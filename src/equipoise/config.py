@@ -167,7 +167,7 @@ class Config(Table):
 
     name: str = Field("", description="the run's name; empty: made of method, data and seed")
     method: str = Field("fedavg", description="see `equipoise methods`")
-    seed: int = Field(1, ge=0, description="of everything that is drawn")
+    seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn")
     data: DataConfig = DataConfig()
     net: NetConfig = NetConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -266,7 +266,8 @@ def _keys_beside(model: type[BaseModel], place: Sequence[str | int]) -> list[str
             table = next(
                 kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
             )
-    return [field.alias or name for name, field in table.model_fields.items()]
+    # `methods` is where the tables of methods are put together: nobody writes it.
+    return [field.alias or name for name, field in table.model_fields.items() if name != "methods"]
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -89,7 +89,7 @@ def calibration_bins(
     """
     scores = np.asarray(probabilities, dtype=np.float64)
     confidence, correct = scores.max(1), scores.argmax(1) == _classes("labels", labels, scores.shape[1])
-    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    index = np.searchsorted(np.arange(1, bins) / bins, confidence)
     count, confidence_sum, correct_sum = (
         np.bincount(index, weights=values, minlength=bins) for values in (None, confidence, correct)
     )

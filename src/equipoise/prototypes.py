@@ -12,6 +12,9 @@ from equipoise._checks import check_choice
 from equipoise.errors import UserError
 from equipoise.losses import widened, working_dtype
 
+#: a sum of unit vectors shorter than this points nowhere: what is left of it is rounding
+NO_LENGTH = 1e-9
+
 
 def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
     """Balanced soft assignment (n, K) of n samples to K clusters, from similarities (n, K) (FedNPR, Eq. 1).
@@ -62,9 +65,9 @@ def update_subclusters(
 ) -> Tensor:
     """New prototypes (C, K, D) of unit norm: the mean direction of each sub-cluster of each class.
 
-    Features (N, D), labels (N,), prototypes (C, K, D). An empty sub-cluster, and every one of a class with
-    fewer than two samples, keeps its old prototype. With K = 1 a prototype is the mean direction of its
-    class.
+    Features (N, D), labels (N,), prototypes (C, K, D). A sub-cluster that is empty, or whose members cancel out, and
+    every one of a class with fewer than two samples, keeps its old prototype. With K = 1 a prototype is the mean
+    direction of its class.
 
     `cluster` says who belongs together: "sinkhorn" is the paper's balanced assignment; "random" (uniform) and
     "released" (what the released code does, nearly the same) are controls that draw from `generator`.
@@ -78,8 +81,8 @@ def update_subclusters(
         if len(members) > 1:
             assigned = CLUSTERINGS[cluster](members @ subclusters.T, generator)
             chosen = F.one_hot(assigned, len(subclusters)).double()
-            filled = chosen.any(0)[:, None]
-            updated[label] = torch.where(filled, chosen.T @ members, subclusters)
+            sums = chosen.T @ members
+            updated[label] = torch.where(sums.norm(dim=-1, keepdim=True) > NO_LENGTH, sums, subclusters)
     return F.normalize(updated, dim=-1).to(working_dtype(features))
 
 

@@ -249,7 +249,11 @@ def _check_sites(federation: Federation, config: DataConfig) -> Federation:
 
 
 def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:
-    """Warnings about settings of drawn partitions where none is drawn."""
+    """Warnings about settings of prepared images where they are made, and of drawn partitions where none is drawn."""
+    if not hasattr(sources.load(config.name), "listing"):
+        for name in ("crop", "colour_constancy"):
+            if getattr(config, name) != DataConfig.model_fields[name].default:
+                yield f"data.{name} = {getattr(config, name)} has no effect: images of {config.name} are made, not read"
     if scheme == "source":
         for name in sorted(OF_DRAWN_PARTITIONS & config.model_fields_set):
             if getattr(config, name) != DataConfig.model_fields[name].default:

@@ -55,7 +55,7 @@ class DataConfig(Table):
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small: sites differ much")
     alphas: tuple[float, ...] | None = Field(default=None, description="concentration of each class")
     removal: float = Field(default=0.3, ge=0, lt=1, description="chance that a site loses a class (concentration)")
-    partition_seed: int | None = Field(default=None, ge=0, description="default: the run's seed")
+    partition_seed: int | None = Field(default=None, ge=0, lt=2**32, description="default: the run's seed")
     min_images: int = Field(default=1, ge=1, description="fewest training images a site may have")
     redraw: bool = Field(default=False, description="draw again until no site is too small")
     training_sites: tuple[str, ...] | None = Field(default=None, description="the others only validate and test")

@@ -280,7 +280,10 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
         raise UserError(f"{where}: {str(problem).removeprefix('--set ')}") from None
     top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
     config = make_config(study.preset, [*over, *settings], where, **top)
-    if study.scope == "common" and "global" in get_method(config.method).client_class(config).views:
+    views = get_method(config.method).client_class(config).views
+    if cell.row.view in ("global", "personal") and cell.row.view not in views:
+        raise UserError(f"{where}: view = '{cell.row.view}', but {config.method} has only {' and '.join(views)} models")
+    if study.scope == "common" and "global" in views:
         over.append("evaluation.view=global")  # the model that is reported is the one that is selected
         config = make_config(study.preset, [*over, *settings], where, **top)
     return config

@@ -108,6 +108,7 @@ def ranking(values: Mapping[str, Mapping[str, float]], higher: bool = True) -> R
     lacking = {name: [block for block in blocks if block not in own] for name, own in values.items()}
     kept = [name for name in values if blocks and not lacking[name]]
     table = np.array([[values[name][block] for block in blocks] for name in kept]).reshape(len(kept), len(blocks))
-    ranked = rankdata(-table if higher else table, axis=0).tolist() if kept else []
+    rounded = np.round(table / ROUNDING)
+    ranked = rankdata(-rounded if higher else rounded, axis=0).tolist() if kept else []
     ranks = {name: dict(zip(blocks, own)) for name, own in zip(kept, ranked)}
     return Ranking(ranks, {name: missed for name, missed in lacking.items() if missed})
