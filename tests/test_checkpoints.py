@@ -62,7 +62,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_and_is_cleared_away
     latest = until(tmp_path / "run", config, 4)
     (latest / "manifest.json").write_text("{")
     again = Run(config, get_method("fedavg"), tiny_federation(config), tmp_path / "run")
-    again.save_anyway = lambda number: number == 3
+    again.after_round = lambda number: number == 3
     again.execute(resume=True)
     whole = run_tiny(tmp_path / "whole", "fedavg", "train.rounds=6", "checkpoint.every=2")
     assert_same_bits(all_state(tmp_path / "run"), all_state(whole))

@@ -115,7 +115,7 @@ class Engine:
             if isinstance(outcome, SiteFailure):
                 self._fail(request.site, str(outcome))
                 continue
-            replies.append(Reply(request.site, outcome.payload, outcome.measures, outcome.facts))
+            replies.append(Reply(request.site, outcome.payload))
             self._note(request.site, outcome, ask)
         self._index += 1
         return Replies(self._sound(replies, ask), dict(self.failed))

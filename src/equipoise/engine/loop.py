@@ -71,8 +71,8 @@ class Run:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._log_path = folder / "events.jsonl"
         self.sites = [site.name for site in self.federation.training_sites()]
-        #: asked after each round: whether to save it even if it is not due
-        self.save_anyway: Callable[[int], bool] = lambda number: False
+        #: called after each round; True: save it even if it is not due
+        self.after_round: Callable[[int], bool] = lambda number: False
         #: a context held while the folder is this process's own; a study looks there for a run that another process
         #: has finished, and clears away what a finished run no longer needs
         self.tenancy: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -308,7 +308,7 @@ class Run:
 
     def _checkpoint(self, number: int, seconds: float) -> None:
         settings = self.config.checkpoint
-        anyway = self.save_anyway(number)
+        anyway = self.after_round(number)
         if not anyway and number % settings.every and number not in {self.config.train.rounds, *self.selection.rounds}:
             return
         manifest = Manifest(

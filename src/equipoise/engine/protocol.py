@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -91,12 +91,10 @@ Action = Generator[Work, Any, Payload]
 
 @dataclass
 class Reply:
-    """One site's answer: the payload, and what the engine measured while the site worked."""
+    """One site's answer."""
 
     site: str
     payload: Mapping[str, Value]
-    measures: dict[str, Tensors] = field(default_factory=dict)
-    facts: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.payload[name]

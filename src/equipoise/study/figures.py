@@ -181,7 +181,7 @@ def _band(ax: Axes, curves: Sequence[Curve]) -> None:
         ax.fill_between(rounds, mean - deviation, mean + deviation, color=ACCENT_LIGHT, linewidth=0, alpha=0.6)
 
 
-def rare_classes(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+def rare_classes(rows: Sequence[RowResult]) -> Figure | None:
     """Recall of the rarest classes by row, mean and deviation over seeds."""
     rows = [row for row in rows if row.recall]
     if not rows:
@@ -266,7 +266,7 @@ def _bar(score: Spread) -> list[list[float]] | None:
     return [[min(score.std, score.mean)], [min(score.std, 100 - score.mean)]]
 
 
-def cost(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+def cost(rows: Sequence[RowResult]) -> Figure | None:
     """Seconds of a round, grey where runs waited for each other, and bytes that a site sends and receives, by row."""
     rows = [row for row in rows if row.runs]
     if not rows:

@@ -172,7 +172,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         ),
         picture(
             f"{prefix}-recall",
-            figures.rare_classes(results, rows),
+            figures.rare_classes(rows),
             f"Recall of {_classes_drawn(rows)} over all {results.part} images; in brackets their training images"
             f"{_hollow(row.recall for row in rows)}.",
         ),
@@ -185,7 +185,7 @@ def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> 
         ),
         picture(
             f"{prefix}-cost",
-            figures.cost(results, rows),
+            figures.cost(rows),
             _cost_caption(rows),
         ),
         picture(

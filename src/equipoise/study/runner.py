@@ -134,7 +134,7 @@ class Turns:
         self.stopped_after: int | None = None
         """The round that is on disk and the last one for now, when time is up."""
         self._round_began = time.monotonic()
-        run.save_anyway = self._round_ended
+        run.after_round = self._round_ended
         run.tenancy = self._tenancy
         self._steps = run.steps(resume=True)
         self._random = torch.get_rng_state()
