@@ -49,6 +49,10 @@ class NoiseStore:
         """uint8 (b, 3, size, size)."""
         return self.pixels[torch.as_tensor(rows)]
 
+    def sample_digest(self, rows: Any) -> bytes:
+        """The same always: noise does not change."""
+        return b""
+
 
 def noise_federation(sizes: Sequence[int], pixels: int, classes: int = 8, valid: Sequence[int] = ()) -> Federation:
     """Sites of noise images, with so many to train on and to validate on."""

@@ -15,7 +15,7 @@ from equipoise.engine import selection
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method
-from harness import all_state, assert_same_bits, run_tiny, tiny_config, tiny_federation
+from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 
 def with_labels(site: Site, part: str) -> Site:
@@ -65,4 +65,16 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_and_is_cleared_away
     again.after_round = lambda number: number == 3
     again.execute(resume=True)
     whole = run_tiny(tmp_path / "whole", "fedavg", "train.rounds=6", "checkpoint.every=2")
+    assert_same_bits(all_state(tmp_path / "run"), all_state(whole))
+
+
+def test_an_older_checkpoint_that_tells_nothing_is_cleared_away_with_a_word(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(selection, "_merit", lambda choice: choice["round"])
+    config = tiny_config("fedavg", "train.rounds=4", "checkpoint.keep=3")
+    until(tmp_path / "run", config, 3)
+    (tmp_path / "run" / "checkpoints" / "round-00002" / "manifest.json").write_text("{")
+    Run(config, get_method("fedavg"), tiny_federation(config), tmp_path / "run").execute(resume=True)
+    told = [event["text"] for event in events(tmp_path / "run", "warning")]
+    assert told == ["damaged checkpoints were deleted when the run went on: round 2"]
+    whole = run_tiny(tmp_path / "whole", "fedavg", "train.rounds=4", "checkpoint.keep=3")
     assert_same_bits(all_state(tmp_path / "run"), all_state(whole))

@@ -15,6 +15,7 @@ from equipoise.deploy.descriptions import agreed_federation, describe, read_desc
 from equipoise.deploy.office import Office
 from equipoise.deploy.records import from_records, to_records
 from equipoise.deploy.security import new_key_pair, signer, verifier
+from equipoise.engine import selection
 from equipoise.engine.base import _difference, _expected
 from equipoise.engine.flower import _length
 from equipoise.engine.hospitals import FlowerOptions
@@ -211,6 +212,18 @@ def test_selected_models_are_written_at_the_site_and_predict(tmp_path):
     assert card["classes"] == classes and card["scores"] == [], "what a hospital keeps has no test results"
 
 
+def test_a_resumed_server_lets_sites_keep_the_state_of_the_selected_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "_merit", lambda choice: -choice["round"])  # the first round stands
+    hospitals = Hospitals(tmp_path, "fedrep", "train.rounds=5", post=CrashingPost)
+    hospitals.post.before = 7
+    with pytest.raises(Crash):
+        hospitals.run()
+    folder = hospitals.run(resume=True)
+    assert events(folder, "selection")[0]["round"] == 1 and not events(folder, "warning")
+    undisturbed = Hospitals(tmp_path / "whole", "fedrep", "train.rounds=5").run()
+    assert events(folder, "final") == events(undisturbed, "final") != []
+
+
 # ---- lost, slow and lying sites --------------------------------------------------------------------------
 
 
@@ -312,17 +325,29 @@ def test_one_of_two_sites_cannot_put_the_other_in_the_wrong(tmp_path, lie):
     assert [list(event["missing"]) for event in events(folder, "round")] == [["site 1"]] * 2
 
 
-def test_where_sites_differ_and_none_has_a_majority_nobody_is_believed():
-    ask = Ask("survey", ["site 1", "site 2", "site 3"], model=torch.zeros(4))
-    honest = {"class_loss": ((4,), "torch.float32"), "model": ((4,), "torch.float32")}
-    odd = honest | {"class_loss": ((5,), "torch.float32")}
-    apart = _expected({"site 1": odd, "site 2": honest}, ask)
-    assert all("most sites agree on neither" in (_difference(own, apart) or "") for own in (odd, honest))
-    most = _expected({"site 1": odd, "site 2": honest, "site 3": honest}, ask)
-    assert _difference(honest, most) is None and "expected ((4,)" in (_difference(odd, most) or "")
-    moved = honest | {"model": ((5,), "torch.float32")}
-    told = _expected({"site 1": moved, "site 2": honest}, ask)
-    assert _difference(honest, told) is None and _difference(moved, told), "a shape that was sent needs no majority"
+SOUND = {"model": ((4,), "torch.float32"), "loss": ((4,), "torch.float32"), "count": ((4,), "torch.int64")}
+OTHER = ((5,), "torch.float32")
+MOVED, ODD, STRANGE = SOUND | {"model": OTHER}, SOUND | {"loss": OTHER}, SOUND | {"count": OTHER}
+SHORT = {name: shape for name, shape in SOUND.items() if name != "model"}
+
+
+@pytest.mark.parametrize(
+    ("replies", "believed"),
+    [
+        ((SOUND, SOUND, ODD), (0, 1)),
+        ((ODD, SOUND), ()),
+        ((MOVED, SOUND), (1,)),  # a shape that was sent needs no majority
+        ((SHORT, SOUND), ()),
+        ((SOUND, SOUND, MOVED, ODD), (0, 1)),
+        ((SOUND, SOUND, SOUND, ODD, STRANGE), (0, 1, 2)),
+        ((SOUND, ODD, STRANGE), (0,)),  # of each entry two have the same shape
+        ((ODD,), (0,)),
+    ],
+)
+def test_a_reply_is_believed_if_it_agrees_with_the_message_and_with_most_sites(replies, believed):
+    named = {f"site {place}": own for place, own in enumerate(replies)}
+    expected = _expected(named, Ask("survey", list(named), model=torch.zeros(4)))
+    assert tuple(place for place, own in enumerate(replies) if _difference(own, expected) is None) == believed
 
 
 def test_a_site_that_cannot_measure_is_left_out_of_the_scores_with_a_warning(tmp_path):

@@ -58,6 +58,10 @@ def test_a_class_with_three_samples_is_in_every_part_and_a_single_one_trains():
     assert part_targets(100, (0.9, 0.1, 0)) == (90, 10, 0)
 
 
+def test_parts_that_round_up_leave_no_less_than_nothing():
+    assert part_targets(17, (0, 0.1, 0.3)) == (0, 5, 12)
+
+
 @given(st.integers(4, 40), st.tuples(*[st.floats(0.01, 1)] * 3))
 def test_a_class_with_more_samples_than_parts_is_in_every_part(count, ratios):
     targets = part_targets(count, ratios)

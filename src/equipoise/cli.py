@@ -146,7 +146,9 @@ def demo(
     from equipoise.storage import write_text
 
     if out.exists() and not (out / DEMO).exists() and (out.is_file() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty and holds no demo; choose another --out")
+        raise UserError(
+            f"{out} is not empty and holds no demo that could be replaced; delete it, or choose another --out"
+        )
     names = [name.strip() for name in methods.split(",")]
     configs = {name: make_config("demo", [f"train.rounds={rounds}"], method=name) for name in names}
     write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")

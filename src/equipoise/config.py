@@ -118,7 +118,7 @@ class EvaluationConfig(Table):
 class CheckpointConfig(Table):
     """Which rounds stay on disk."""
 
-    keep: PositiveInt = Field(2, description="the last so many rounds, besides the selected one")
+    keep: PositiveInt = Field(2, description="the last so many rounds, besides those that they selected")
     every: PositiveInt = Field(1, description="rounds between checkpoints")
 
 

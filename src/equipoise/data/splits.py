@@ -53,7 +53,7 @@ def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
     if count <= len(wanted):
         return tuple(int(part in wanted[:count]) for part in range(len(PARTS)))
     valid, test = (math.ceil(share * count / sum(ratios) - 1e-9) for share in ratios[1:])
-    while ratios[0] > 0 and valid + test >= count:  # both were rounded up, and nothing is left to train on
+    while valid + test > count - (ratios[0] > 0):  # both were rounded up, and nothing is left to train on
         valid, test = (valid - 1, test) if valid > test else (valid, test - 1)
     return count - valid - test, valid, test
 

@@ -132,7 +132,10 @@ class Store:
     def sample_digest(self, rows: np.ndarray) -> bytes:
         """Identifies the images of `rows` by some of them: all of a few, evenly spaced ones of many."""
         spaced = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64))
-        return hashlib.sha256(self.packed[np.asarray(rows)[spaced]].tobytes()).digest()
+        digest = hashlib.sha256()
+        for row in np.asarray(rows)[spaced]:
+            digest.update(self.packed[row].tobytes())
+        return digest.digest()
 
     def _unusable(self, reason: str) -> UserError:
         return UserError(f"the store {self.folder} cannot be used: {reason}; delete it and prepare it again")

@@ -80,7 +80,7 @@ class SiteFile(DeploymentFile):
     name: str = Field(min_length=1, description="the site's name in the consortium, as the server's file has it")
     superlink: Address = Field(description="the server's address, HOST:PORT")
     data: DataConfig
-    seed: int = Field(1, ge=0, description="draws the partition, where the data is one that is partitioned")
+    seed: int = Field(1, ge=0, lt=2**32, description="draws the partition, where the data is one that is partitioned")
     policy: dict[str, list[str]] = Field(description="{action: entries that may leave}; see `equipoise methods show`")
     ca: Path | None = Field(None, description="certificate of the consortium's CA")
     key: Path | None = Field(None, description="this node's private key")

@@ -243,21 +243,23 @@ def _add_training(facts: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:
-    """What a reply should look like: entries that were sent come back in the same shape, others as most have them.
+    """What a reply should look like: entries that were sent come back in the same shape; every entry is otherwise as
+    most sites have it, among those that do not contradict the message.
 
-    What neither the message nor a majority of the sites tells (two sites that differ, say) is in dispute.
+    An entry on which no more than half of them agree (two sites that differ, say) is in dispute.
     """
     if not signatures:
         return {}
-    common = Counter(tuple(sorted(s.items(), key=lambda item: item[0])) for s in signatures.values())
     sent = signature(ask.message(next(iter(signatures))))
-    (usual, votes), *others = common.most_common()
-    expected = {name: sent.get(name, shape) for name, shape in usual}
-    if others and 2 * votes <= len(signatures):
-        names = {name for own, _ in common.items() for name, _ in own}
-        shapes = {name: {own.get(name) for own in signatures.values()} for name in names - sent.keys()}
-        expected |= {name: DISPUTED for name, found in shapes.items() if len(found) > 1}
-    return expected
+    faithful = [own for own in signatures.values() if all(own[name] == sent[name] for name in own.keys() & sent.keys())]
+    expected = dict[str, Any]()
+    for name in {name for own in faithful for name in own}:
+        shape, votes = Counter(own.get(name) for own in faithful).most_common(1)[0]
+        if 2 * votes <= len(faithful):
+            expected[name] = DISPUTED
+        elif shape is not None:
+            expected[name] = shape
+    return expected if faithful else sent
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:

@@ -111,11 +111,24 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.folder} can be read ({'; '.join(damaged)})")
         return None
 
-    def forget_after(self, round_number: int) -> None:
-        """Delete what lies after a checkpoint that a run goes on from: later ones were too damaged to be used."""
-        for later in self.rounds():
-            if later > round_number:
-                shutil.rmtree(self._path(later))
+    def settle(self, round_number: int) -> list[int]:
+        """Delete what a run that goes on from a checkpoint cannot use, and give the rounds: later ones, which were too
+        damaged to go on from, and older ones that do not tell what they hold."""
+        useless = [number for number in self.rounds() if number > round_number or not self._legible(number)]
+        for number in useless:
+            shutil.rmtree(self._path(number))
+        return useless
+
+    def _legible(self, round_number: int) -> bool:
+        try:
+            self.manifest(round_number)
+        except (OSError, ValueError, TypeError):
+            return False
+        return True
+
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all checkpoints, oldest first."""
+        return [self.manifest(round_number) for round_number in self.rounds()]
 
     def retain(self, wanted: set[int]) -> list[Manifest]:
         """Delete all other checkpoints; gives the manifests of those that stay."""
@@ -123,4 +136,4 @@ class Checkpoints:
             shutil.rmtree(self._path(round_number))
         for leftover in self.folder.glob("*.tmp"):
             shutil.rmtree(leftover)
-        return [self.manifest(round_number) for round_number in self.rounds()]
+        return self.manifests()

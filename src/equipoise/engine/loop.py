@@ -113,8 +113,12 @@ class Run:
             write_text(self.folder / "config.toml", self.config.to_toml())
             yield from self._start()
         else:
-            self.checkpoints.forget_after(latest.round)
+            useless = self.checkpoints.settle(latest.round)
+            self.engine.states.collect(manifest.sites for manifest in self.checkpoints.manifests())
             self._tell("resumed", round=latest.round)
+            if useless:
+                rounds = ", ".join(map(str, useless))
+                self._tell("warning", text=f"damaged checkpoints were deleted when the run went on: round {rounds}")
             self._warn_of_another_device()
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
             yield from self._round(number)
