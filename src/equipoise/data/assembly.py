@@ -250,7 +250,7 @@ def _check_sites(federation: Federation, config: DataConfig) -> Federation:
 
 def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:
     """Warnings about settings of prepared images where they are made, and of drawn partitions where none is drawn."""
-    if not hasattr(sources.load(config.name), "listing"):
+    if config.name in sources.DRAWN_SOURCES:
         for name in ("crop", "colour_constancy"):
             if getattr(config, name) != DataConfig.model_fields[name].default:
                 yield f"data.{name} = {getattr(config, name)} has no effect: images of {config.name} are made, not read"

@@ -35,6 +35,12 @@ class Manifest:
     selection: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    @property
+    def selected(self) -> set[int]:
+        """The rounds that stood chosen, for the federation or for single sites."""
+        choices = [self.selection, *self.selection.get("sites", {}).values()]
+        return {choice["round"] for choice in choices if "round" in choice}
+
 
 def fingerprint(federation: Federation) -> str:
     """Identifies the images and labels of all sites, the common set and cohorts; of very many images, a sample."""
@@ -130,9 +136,12 @@ class Checkpoints:
         """The manifests of all checkpoints, oldest first."""
         return [self.manifest(round_number) for round_number in self.rounds()]
 
-    def retain(self, wanted: set[int]) -> list[Manifest]:
-        """Delete all other checkpoints; gives the manifests of those that stay."""
-        for round_number in set(self.rounds()) - wanted:
+    def retain(self, keep: int) -> list[Manifest]:
+        """Delete all but the last `keep` checkpoints and those of rounds that these had selected, which a run needs at
+        its end, even one that goes back behind a damaged checkpoint; gives the manifests of those that stay."""
+        recent = self.rounds()[-keep:]
+        selected = [self.manifest(round_number).selected for round_number in recent]
+        for round_number in set(self.rounds()) - set(recent).union(*selected):
             shutil.rmtree(self._path(round_number))
         for leftover in self.folder.glob("*.tmp"):
             shutil.rmtree(leftover)

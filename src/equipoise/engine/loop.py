@@ -23,12 +23,12 @@ from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
-from equipoise.engine.events import EventLog, first_event
+from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import check_new, class_counts, ineffective, resumed
+from equipoise.engine.opening import check_new, class_counts, ineffective, resumed, warned_on_resume
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
-from equipoise.engine.selection import Selection, recorded_rounds
+from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
 from equipoise.storage import write_text
 from equipoise.streams import stream
@@ -116,10 +116,8 @@ class Run:
             useless = self.checkpoints.settle(latest.round)
             self.engine.states.collect(manifest.sites for manifest in self.checkpoints.manifests())
             self._tell("resumed", round=latest.round)
-            if useless:
-                rounds = ", ".join(map(str, useless))
-                self._tell("warning", text=f"damaged checkpoints were deleted when the run went on: round {rounds}")
-            self._warn_of_another_device()
+            for text in warned_on_resume(self._log_path, useless, self.setting.device.type):
+                self._tell("warning", text=text)
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
             yield from self._round(number)
             self._checkpoint(number, time.perf_counter() - began)
@@ -142,12 +140,6 @@ class Run:
             return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.fingerprint)
         check_new(self.folder, self._log_path)
         return None
-
-    def _warn_of_another_device(self) -> None:
-        before, now = first_event(self._log_path).get("device", ""), self.setting.device.type
-        if before and before != now:
-            text = f"the run began on {before} and goes on on {now}: its bits are those of neither"
-            self._tell("warning", text=text)
 
     def _start(self) -> Turns:
         net = self.setting.new_net()
@@ -325,11 +317,7 @@ class Run:
             seconds=seconds,
         )
         self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.selection.kept))
-        recent = self.checkpoints.rounds()[-settings.keep :]
-        # A run that goes back behind a damaged checkpoint needs what an older one had selected.
-        chosen = [recorded_rounds(self.checkpoints.manifest(earlier).selection) for earlier in recent]
-        retained = self.checkpoints.retain({*recent, *self.selection.rounds}.union(*chosen))
-        self.engine.states.collect(m.sites for m in retained)
+        self.engine.states.collect(retained.sites for retained in self.checkpoints.retain(settings.keep))
 
     def _finish(self) -> Turns:
         """Measure the selected models on the test part and write them out."""

@@ -15,7 +15,7 @@ from equipoise.config import Config
 from equipoise.data.federation import Site
 from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.contract import Client, Setting
-from equipoise.engine.events import events_in
+from equipoise.engine.events import events_in, first_event
 from equipoise.errors import UserError
 from equipoise.table import dotted
 
@@ -46,6 +46,15 @@ def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, d
     if latest.data != data:
         raise UserError(f"the data has changed since the run in {folder} began; choose another --out")
     return latest
+
+
+def warned_on_resume(log: Path, useless: Sequence[int], device: str) -> Iterator[str]:
+    """Warnings about what a run that goes on met: checkpoints of `useless` rounds, another device than it began on."""
+    if useless:
+        yield f"damaged checkpoints were deleted when the run went on: round {', '.join(map(str, useless))}"
+    began = first_event(log).get("device", device)
+    if began != device:
+        yield f"the run began on {began} and goes on on {device}: its bits are those of neither"
 
 
 def _changes(folder: Path, config: Config) -> str:

@@ -87,7 +87,7 @@ class Selection:
     @property
     def rounds(self) -> set[int]:
         """Every round whose models are needed at the end."""
-        return {self.common} | recorded_rounds(self.record())
+        return {self.common, *(choice["round"] for choice in self.sites.values())}
 
     def reported(self, sites: Iterable[str]) -> list[tuple[int, list[str]]]:
         """The rounds, each with the sites whose personal models are of that round; the federation's comes last."""
@@ -103,12 +103,6 @@ class Selection:
         self.sites = dict(record.get("sites", {}))
         self.federation = {key: value for key, value in record.items() if key != "sites"}
         self.kept = kept
-
-
-def recorded_rounds(record: Mapping[str, Any]) -> set[int]:
-    """The rounds of a recorded choice."""
-    choices = [record, *record.get("sites", {}).values()]
-    return {choice["round"] for choice in choices if "round" in choice}
 
 
 def _merit(choice: Choice) -> tuple[int, float]:

@@ -206,7 +206,7 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
     if not runs or any(scored.view == "trained" and scored.part == "valid" for r in runs for scored in r.evaluations):
         return ""
     why = ""
-    if not any(run.start.config["evaluation"]["trained"] for run in runs):
+    if not any(run.start.config["evaluation"].get("trained", True) for run in runs):
         why = " (evaluation.trained = false)"
     elif not any(sum(site.valid) for run in runs for site in run.training_sites):
         why = ", for the sites have no validation images of their own"
