@@ -19,6 +19,7 @@ LOWEST = (
 #: what methods see of the engine, and what that stands on
 CONTRACT = (
     "contract",
+    "client",
     "server",
     "setting",
     "protocol",
