@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+
+from equipoise.report.record import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "results" / "benchmarks"
@@ -175,6 +178,14 @@ def test_rows_on_real_images(study, row):
     assert {place: shown[place].split(" ")[0].strip("*") for place in columns} == {
         place: f"{measured_row[metric]['mean']:.2f}" for place, metric in columns.items()
     }
+
+
+def test_what_is_said_of_drawn_sites_follows_from_the_events_of_the_runs():
+    study = ROOT / "results" / "fedbm-pbc-0.05"
+    holders = runpy.run_path(str(ROOT / "benchmarks" / "holders.py"))["holders"]
+    known = json.loads((study / "controls.json").read_text())
+    for run in known["runs"]:
+        assert holders(read_run(study / "runs" / run["name"]), known["first_round"]) == run
 
 
 def test_the_results_in_the_readme_are_those_of_their_page():
