@@ -50,12 +50,13 @@ STUDIES = {
     ),
     "prr-dermoscopy-grouped": (
         {1: "macro_f1", 2: "balanced_auc", 3: "balanced_accuracy", 4: "worst_class_recall"},
-        {"fedavg": "FedAvg", "fedbn": "FedBN", "prr": "PRR"},
+        {"local": "local learning", "fedavg": "FedAvg", "fedbn": "FedBN", "prr": "PRR"},
     ),
     "fedbm-ham10000-0.05": (
         {2: "macro_f1", 4: "accuracy", 6: "balanced_accuracy", 7: "balanced_auc", 8: "worst_class_recall"},
         {
             "fedavg": "FedAvg",
+            "fedetf": "FedETF",
             "fedbm": "FedBM",
             "fedbm-cgde": "FedBM without its generator",
             "random": "a frozen classifier of random directions",
@@ -99,7 +100,17 @@ STUDIES = {
     ),
     "fediic-ham10000": (
         {2: "balanced_accuracy", 4: "macro_f1", 6: "accuracy", 8: "balanced_auc", 9: "worst_class_recall"},
-        {"fedavg": "FedAvg", "creff": "CReFF", "fediic": "FedIIC"},
+        {
+            "fedavg": "FedAvg",
+            "creff": "CReFF",
+            "fediic": "FedIIC",
+            "dala": "margins alone (DALA)",
+            "dala+intra": "DALA + intra-client contrast",
+            "dala+inter": "DALA + inter-client contrast",
+            "no weight decay": "no weight decay",
+            "AdamW": "AdamW",
+            "fedavg, AdamW": "AdamW, FedAvg",
+        },
     ),
 }
 
