@@ -21,7 +21,7 @@ from equipoise.engine.declared import DeclaredTensors, Role
 from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.protocol import Action, Payload, Tensors, Train, Value, Work
 from equipoise.engine.setting import Setting
-from equipoise.losses import supervised_loss
+from equipoise.losses import WITHOUT_ABSENT_CLASSES, supervised_loss
 from equipoise.nets import groups
 from equipoise.streams import stream
 
@@ -95,6 +95,11 @@ class Client:
     def in_vain(cls, setting: Setting) -> tuple[str, ...]:
         """Sentences about options of the method that cannot act under these settings."""
         return ()
+
+    @classmethod
+    def leaves_out_absent(cls, setting: Setting) -> bool:
+        """Whether a class without images at a site takes no part in its loss: its weights get no gradient there."""
+        return setting.config.train.loss in WITHOUT_ABSENT_CLASSES and "train.loss" not in cls.ignores(setting)
 
     # ---- declarations, used in build() ---------------------------------------------------------
 

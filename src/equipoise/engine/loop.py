@@ -26,7 +26,7 @@ from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, 
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import check_new, class_counts, ineffective, resumed, warned_on_resume
+from equipoise.engine.opening import cautions, check_new, class_counts, ineffective, resumed, warned_on_resume
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
@@ -143,6 +143,12 @@ class Run:
 
     def _start(self) -> Turns:
         net = self.setting.new_net()
+        sites = [class_counts(site, len(self.federation.classes)) for site in self.federation.places()]
+        warnings = [
+            *self.federation.warnings,
+            *ineffective(self.setting, self.engine.client, self._tested_sites()),
+            *cautions(self.setting, self.engine.client, self.federation.classes, sites),
+        ]
         self._tell(
             "start",
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -154,8 +160,8 @@ class Run:
             classes=list(self.federation.classes),
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            sites=[class_counts(site, len(self.federation.classes)) for site in self.federation.places()],
-            warnings=[*self.federation.warnings, *ineffective(self.setting, self.engine.client, self._tested_sites())],
+            sites=sites,
+            warnings=warnings,
             disclosure=run_sheet(self.method, self.engine.client),
             paper=self.method.paper,
             parameters=sum(p.numel() for p in net.parameters()),

@@ -77,6 +77,27 @@ def class_counts(site: Site, num_classes: int) -> dict[str, Any]:
     return {"name": site.name} | counts
 
 
+def cautions(
+    setting: Setting, client: type[Client], classes: Sequence[str], sites: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Warnings about settings that can do harm on this data; `sites` as `class_counts` has them.
+
+    Where a site leaves a class that it lacks out of its loss, weight decay is all that moves the class's weights, and
+    Adam makes its steps as long as any other: the class's score ends about zero, and wins where no other is sure.
+    """
+    optimiser = setting.config.train.optimiser
+    counts = [site["train"] for site in sites if any(site["train"])]
+    lacking = {name: sum(not site[place] for site in counts) for place, name in enumerate(classes)}
+    shown = ", ".join(f"{name} at {number} of {len(counts)}" for name, number in lacking.items() if number)
+    decays = optimiser.name == "adam" and optimiser.weight_decay and "train.optimiser" not in client.ignores(setting)
+    if shown and decays and client.leaves_out_absent(setting):
+        yield (
+            f"sites leave classes that they lack ({shown}) out of their loss under {setting.config.method}, and Adam "
+            "makes weight decay move these classes' weights with full steps, so that they may be predicted far too "
+            'often: train.optimiser.name = "adamw" keeps weight decay apart'
+        )
+
+
 def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -> Iterator[str]:
     """Warnings about settings that differ from their defaults but do nothing under this method or on this data.
 

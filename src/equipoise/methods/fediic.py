@@ -143,6 +143,10 @@ class FedIICClient(FedAvgClient):
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
         return ("train.loss",) if setting.options.dala else ()
 
+    @classmethod
+    def leaves_out_absent(cls, setting: Setting) -> bool:
+        return setting.options.dala or super().leaves_out_absent(setting)
+
     def build(self) -> None:
         super().build()
         options = self.options

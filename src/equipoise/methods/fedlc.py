@@ -27,6 +27,10 @@ class FedLCClient(FedAvgClient):
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
         return ("train.loss",) if setting.options.tau else ()
 
+    @classmethod
+    def leaves_out_absent(cls, setting: Setting) -> bool:
+        return bool(setting.options.tau) or super().leaves_out_absent(setting)
+
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.tau:
             return super().supervised(logits, labels)

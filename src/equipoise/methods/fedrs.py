@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Method
+from equipoise.engine.contract import Method, Setting
 from equipoise.losses import restricted_logits
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
@@ -24,6 +24,10 @@ class Options(Table):
 
 class FedRSClient(FedAvgClient):
     """Trains by the restricted softmax; predicts by the plain one."""
+
+    @classmethod
+    def leaves_out_absent(cls, setting: Setting) -> bool:
+        return setting.options.alpha == 0 or super().leaves_out_absent(setting)
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.options.alpha < 1:
