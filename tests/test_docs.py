@@ -107,9 +107,9 @@ STUDIES = {
             "dala": "margins alone (DALA)",
             "dala+intra": "DALA + intra-client contrast",
             "dala+inter": "DALA + inter-client contrast",
-            "no weight decay": "no weight decay",
-            "AdamW": "AdamW",
-            "fedavg, AdamW": "AdamW, FedAvg",
+            "fediic, no weight decay": "FedIIC, no weight decay",
+            "fediic, AdamW": "FedIIC, AdamW",
+            "fedavg, AdamW": "FedAvg, AdamW",
         },
     ),
 }
