@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -40,16 +41,18 @@ def open_store(config: DataConfig) -> Store:
     if config.root is None:
         raise UserError(
             f"no prepared images of {config.name} in {store.folder}; run `equipoise data prepare {config.name} "
-            f"--from DIR{_prepared_so(config)}`, or set data.root to the folder of raw files"
+            f"--from DIR{_prepare_options(config)}`, or set data.root to the folder of raw files"
         )
     return prepare(config, progress=False)
 
 
-def _prepared_so(config: DataConfig) -> str:
+def _prepare_options(config: DataConfig) -> str:
     """The options of `data prepare` that make the store of `config`, where they are not the usual ones."""
     size = "" if config.size is None else f" --size {config.size}"
     crop = "" if config.crop == "centre" else f" --set crop={config.crop}"
-    return size + crop + (" --set colour_constancy=true" if config.colour_constancy else "")
+    constancy = " --set colour_constancy=true" if config.colour_constancy else ""
+    store = "" if config.store is None else f" --set {shlex.quote(f'store={config.store}')}"
+    return size + crop + constancy + store
 
 
 def store_folder(config: DataConfig) -> Path:

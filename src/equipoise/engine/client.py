@@ -21,7 +21,7 @@ from equipoise.engine.declared import DeclaredTensors, Role
 from equipoise.engine.optimiser import Optimiser
 from equipoise.engine.protocol import Action, Payload, Tensors, Train, Value, Work
 from equipoise.engine.setting import Setting
-from equipoise.losses import WITHOUT_ABSENT_CLASSES, supervised_loss
+from equipoise.losses import supervised_loss
 from equipoise.nets import groups
 from equipoise.streams import stream
 
@@ -97,9 +97,9 @@ class Client:
         return ()
 
     @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        """Whether a class without images at a site takes no part in its loss: its weights get no gradient there."""
-        return setting.config.train.loss in WITHOUT_ABSENT_CLASSES and "train.loss" not in cls.ignores(setting)
+    def decays_absent(cls, setting: Setting) -> bool:
+        """Whether nothing but weight decay moves a class's weights at a site that has no image of it."""
+        return False
 
     # ---- declarations, used in build() ---------------------------------------------------------
 

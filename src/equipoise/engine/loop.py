@@ -143,11 +143,11 @@ class Run:
 
     def _start(self) -> Turns:
         net = self.setting.new_net()
-        sites = [class_counts(site, len(self.federation.classes)) for site in self.federation.places()]
+        places = [class_counts(site, len(self.federation.classes)) for site in self.federation.places()]
         warnings = [
             *self.federation.warnings,
             *ineffective(self.setting, self.engine.client, self._tested_sites()),
-            *cautions(self.setting, self.engine.client, self.federation.classes, sites),
+            *cautions(self.setting, self.engine.client, places),
         ]
         self._tell(
             "start",
@@ -160,7 +160,7 @@ class Run:
             classes=list(self.federation.classes),
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            sites=sites,
+            sites=places,
             warnings=warnings,
             disclosure=run_sheet(self.method, self.engine.client),
             paper=self.method.paper,

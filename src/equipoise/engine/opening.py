@@ -77,24 +77,22 @@ def class_counts(site: Site, num_classes: int) -> dict[str, Any]:
     return {"name": site.name} | counts
 
 
-def cautions(
-    setting: Setting, client: type[Client], classes: Sequence[str], sites: Sequence[dict[str, Any]]
-) -> Iterator[str]:
+def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Warnings about settings that can do harm on this data; `sites` as `class_counts` has them.
 
-    Where a site leaves a class that it lacks out of its loss, weight decay is all that moves the class's weights, and
-    Adam makes its steps as long as any other: the class's score ends about zero, and wins where no other is sure.
+    Where weight decay alone moves a class's weights at a site that lacks the class, Adam makes its steps as long as any
+    other, and what other sites have taught of the class is lost there in every round.
     """
-    optimiser = setting.config.train.optimiser
-    counts = [site["train"] for site in sites if any(site["train"])]
-    lacking = {name: sum(not site[place] for site in counts) for place, name in enumerate(classes)}
-    shown = ", ".join(f"{name} at {number} of {len(counts)}" for name, number in lacking.items() if number)
-    decays = optimiser.name == "adam" and optimiser.weight_decay and "train.optimiser" not in client.ignores(setting)
-    if shown and decays and client.leaves_out_absent(setting):
+    config, optimiser = setting.config, setting.config.train.optimiser
+    if optimiser.name != "adam" or not optimiser.weight_decay or not config.npr.supervised:
+        return
+    trained = [site["train"] for site in sites if any(site["train"])]
+    missing_somewhere = any(any(counts) and not all(counts) for counts in zip(*trained, strict=True))
+    if missing_somewhere and client.decays_absent(setting):
         yield (
-            f"sites leave classes that they lack ({shown}) out of their loss under {setting.config.method}, and Adam "
-            "makes weight decay move these classes' weights with full steps, so that they may be predicted far too "
-            'often: train.optimiser.name = "adamw" keeps weight decay apart'
+            f"some sites lack classes that others have; {config.method} does not train the weights of such classes "
+            "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
+            'often, or never. train.optimiser.name = "adamw" keeps weight decay apart; weight_decay = 0 leaves it out'
         )
 
 

@@ -21,7 +21,6 @@ from equipoise.losses.prototype import (
 from equipoise.losses.statistics import norm_statistics_gap
 from equipoise.losses.supervised import (
     SUPERVISED,
-    WITHOUT_ABSENT_CLASSES,
     SupervisedLoss,
     balanced_softmax,
     calibrated_margins,
@@ -39,7 +38,6 @@ from equipoise.losses.supervised import (
 
 __all__ = [
     "SUPERVISED",
-    "WITHOUT_ABSENT_CLASSES",
     "SupervisedLoss",
     "alignment_weights",
     "balanced_softmax",

@@ -113,8 +113,6 @@ SUPERVISED: dict[str, SupervisedLoss] = {
     "fedeamc": class_balanced,
     "fedlc": fedlc,
 }
-#: those in which a class without images takes no part, or so little that its weights get no gradient to speak of
-WITHOUT_ABSENT_CLASSES = frozenset({"balanced_softmax", "fedlc"})
 
 
 def supervised_loss(name: str) -> SupervisedLoss:

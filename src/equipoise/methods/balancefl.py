@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, PerBatch
+from equipoise.engine.contract import Batch, Method, PerBatch, Setting
 from equipoise.engine.protocol import Action, Payload, Scan, Tensors
 from equipoise.losses import inherited_knowledge, prediction_entropy
 from equipoise.methods._common import class_means, class_sums
@@ -40,6 +40,10 @@ class BalanceFLClient(FedAvgClient):
 
     #: what draws the noise on features in this ask
     noise: torch.Generator | None = None
+
+    @classmethod
+    def decays_absent(cls, setting: Setting) -> bool:
+        return setting.options.present_only and not setting.options.inherit
 
     def build(self) -> None:
         super().build()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from equipoise.config import Table
-from equipoise.engine.contract import Method, Setting
+from equipoise.engine.contract import Method
 from equipoise.engine.protocol import Ask, Conversation, Payload, Train, Work
 from equipoise.methods._common import all_but, average
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
@@ -47,10 +47,6 @@ class FedBABUClient(FedAvgClient):
         | {"model": "the body's weights and batch-norm statistics after local training; the head's too if it trains"}
     }
     views = ("global", "personal")
-
-    @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return setting.options.trained == "all" and super().leaves_out_absent(setting)
 
     def build(self) -> None:
         super().build()

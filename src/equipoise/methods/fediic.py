@@ -144,8 +144,8 @@ class FedIICClient(FedAvgClient):
         return ("train.loss",) if setting.options.dala else ()
 
     @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return setting.options.dala or super().leaves_out_absent(setting)
+    def decays_absent(cls, setting: Setting) -> bool:
+        return bool(setting.options.dala)  # the margins leave such a class out of the softmax
 
     def build(self) -> None:
         super().build()

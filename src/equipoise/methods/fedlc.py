@@ -28,8 +28,8 @@ class FedLCClient(FedAvgClient):
         return ("train.loss",) if setting.options.tau else ()
 
     @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return bool(setting.options.tau) or super().leaves_out_absent(setting)
+    def decays_absent(cls, setting: Setting) -> bool:
+        return setting.options.tau > 0
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.options.tau:

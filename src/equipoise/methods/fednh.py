@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Setting
+from equipoise.engine.contract import Batch, Method
 from equipoise.engine.protocol import Action, Payload, Replies, Scan, Tensors
 from equipoise.methods._common import class_sums, mean_by_class
 from equipoise.methods._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
@@ -78,10 +78,6 @@ class FedNHClient(FedNHNet, CosineClient):
             "class_counts": "number of local training images of each class",
         }
     }
-
-    @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return False  # no gradient moves prototypes anyway
 
     def build(self) -> None:
         self.fixed = (VECTORS,) if self.options.learn_scale else (VECTORS, SCALE)

@@ -38,10 +38,6 @@ class FedRoDClient(FedAvgClient):
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
         return ("train.loss",)
 
-    @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return bool(setting.options.gamma > 0)
-
     def build(self) -> None:
         super().build()
         self.personal_head = self.setting.seeded("personal head", self.new_head)

@@ -26,8 +26,8 @@ class FedRSClient(FedAvgClient):
     """Trains by the restricted softmax; predicts by the plain one."""
 
     @classmethod
-    def leaves_out_absent(cls, setting: Setting) -> bool:
-        return setting.options.alpha == 0 or super().leaves_out_absent(setting)
+    def decays_absent(cls, setting: Setting) -> bool:
+        return setting.options.alpha == 0  # such a class's logit is 0, whatever its weights are
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.options.alpha < 1:
