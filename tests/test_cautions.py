@@ -1,4 +1,4 @@
-"""A run warns of weight decay that Adam would turn against classes which sites lack, and only then."""
+"""A run warns of settings that do nothing, and of weight decay that harms classes which sites lack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from clients import COUNTS, new_client, noise_batch
 from equipoise.engine.contract import Setting
-from equipoise.engine.opening import cautions
+from equipoise.engine.opening import cautions, ineffective
 from equipoise.losses import difficulty_margins
 from equipoise.methods import get_method, method_names
 from harness import events, run_tiny, tiny_config, tiny_federation
@@ -82,3 +82,44 @@ def test_a_run_tells_it_at_its_start(tmp_path):
     folder = run_tiny(tmp_path, "fedlc", *ADAM, "data.phantom.images=90", "train.rounds=1")
     start = events(folder, "start")[0]
     assert any("some sites lack classes that others have" in text for text in start["warnings"])
+
+
+# ---- settings that do nothing --------------------------------------------------------------------------------------
+
+
+def useless(*settings: str) -> list[str]:
+    """What a run of FedAvg with these settings says of settings without effect."""
+    config, known = tiny_config("fedavg", *settings), get_method("fedavg")
+    return list(ineffective(Setting.of(config, known, tiny_federation(config)), known.client, ["site 1"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (("train.optimiser.name=adamw", "train.optimiser.momentum=0.8"), "train.optimiser.momentum = 0.8"),
+        (("train.optimiser.betas=[0.8, 0.9]",), "train.optimiser.betas = (0.8, 0.9)"),
+        (("train.steps=3", "train.epochs=2"), "train.epochs = 2"),
+        (("train.schedule.gamma=0.1",), "train.schedule.gamma = 0.1"),
+        (("train.schedule.name=multistep", "train.schedule.every=3"), "train.schedule.every = 3"),
+        (("npr.temperature=0.5",), "npr.temperature = 0.5"),
+        (("npr.weight=0.1", "npr.temperature=0.5"), "npr.temperature = 0.5"),
+        (("evaluation.last=3",), "evaluation.last = 3"),
+        (("evaluation.rule=last", "evaluation.first_round=2"), "evaluation.first_round = 2"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_told(settings, key):
+    (text,) = useless(*settings)
+    assert text.startswith(f"{key} has no effect: ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.optimiser.momentum=0.8", "train.schedule.name=step", "train.schedule.every=3", "train.epochs=2"),
+        ("train.optimiser.name=adam", "train.optimiser.betas=[0.8, 0.9]", "train.schedule.name=exponential"),
+        ("npr.weight=0.1", "npr.clusters=2", "npr.normalise=temperature", "npr.temperature=0.5"),
+        ("evaluation.rule=mean_last", "evaluation.last=2"),
+    ],
+)
+def test_settings_that_act_are_not(settings):
+    assert not useless(*settings)

@@ -3,16 +3,20 @@
 import json
 import multiprocessing
 import shutil
+import sqlite3
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from PIL import Image
 
 from equipoise import cli
 from equipoise.config import override
 from equipoise.engine.files import claimed_folder
+from equipoise.study import database
 from equipoise.study.config import cell_config, grid, load_study
 from equipoise.study.runner import is_finished, run_grid
 from harness import TINY as SMALL
@@ -53,7 +57,10 @@ def equipoise(monkeypatch, capsys, tmp_path):
         ({"row": [ROWS[0] | {"settings": {"seed": 4}}]}, "'seed' is no setting of a study"),
         ({"data": [{"name": "a"}, {"name": "a"}]}, "two data sets are called a"),
         ({"row": [ROWS[0] | {"later": [2, 2]}]}, "later seeds of fedavg: 2 is named twice"),
+        ({"row": [ROWS[0] | {"later": [1]}]}, "seeds and later seeds of fedavg: 1 is named twice"),
         ({"row": [ROWS[0] | {"later": [-2]}]}, "greater than or equal to 0"),
+        ({"row": [ROWS[0], ROWS[0] | {"name": "FedAvg"}]}, "two rows are called fedavg and FedAvg"),
+        ({"row": [ROWS[0] | {"name": "fedavg "}]}, "letters"),
         ({"seeds": [2**70]}, "less than 4294967296"),
         ({"seeds": [True]}, "valid integer"),
         ({"seeds": 1}, "seeds: expected a list (got 1)"),
@@ -235,8 +242,92 @@ def test_a_finished_run_whose_last_line_is_lost_says_how_to_go_on(equipoise, tmp
     equipoise(source)
     log = Path("studies/small/runs/fedavg-seed1/events.jsonl")
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    for options in ([], ["--report-only"]):
+        code, _, err = equipoise(source, *options)
+        assert code == 2 and "events.jsonl is missing or damaged" in err and "delete the folder" in err
+    shutil.rmtree(log.parent)
+    assert equipoise(source)[0] == 0 and is_finished(log.parent), "as the message says"
+
+
+@pytest.mark.parametrize("tail", ["garbage\n", "{", "\n\n"])
+def test_a_finished_run_stays_finished_whatever_stands_after_its_end(equipoise, tmp_path, tail):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+    log = Path("studies/small/runs/fedavg-seed1/events.jsonl")
+    log.write_text(log.read_text() + tail)
+    assert equipoise(source, "--report-only")[0] == 0 and is_finished(log.parent)
+    assert "fedavg" in Path("studies/small/table.csv").read_text()
+
+
+def test_a_report_names_the_runs_that_are_not_finished(equipoise, tmp_path):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+    shutil.rmtree("studies/small/runs/local-seed1/models")
+    log = Path("studies/small/runs/local-seed1/events.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    code, out, _ = equipoise(source, "--report-only")
+    assert code == 0 and "1 run is not finished: local-seed1" in out
+
+
+def test_a_full_disk_is_no_fault_of_the_program(equipoise, tmp_path, monkeypatch):
+    source = str(write_study(tmp_path / "small.toml"))
+    equipoise(source)
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database, "_insert", full)
+    before = Path("studies/small/study.sqlite").read_bytes()
+    code, _, err = equipoise(source, "--report-only")
+    assert code == 2 and "study.sqlite could not be written: database or disk is full" in err
+    assert Path("studies/small/study.sqlite").read_bytes() == before
+
+
+# ---- images that change --------------------------------------------------------------------------------------------
+
+
+def write_images(folder: Path, parts: tuple[str, ...] = ("train", "valid", "test")) -> Path:
+    """A manifest of two sites and two classes."""
+    folder.mkdir()
+    lines = ["path,label,site,split"]
+    for place, (part, site, label, copy) in enumerate(product(parts, "ab", ("dark", "light"), range(4))):
+        shade = (40 if label == "dark" else 200) + place % 17 + copy
+        Image.new("RGB", (16, 16), (shade, shade, shade)).save(folder / f"{place}.png")
+        lines.append(f"{place}.png,{label},{site},{part}")
+    (folder / "list.csv").write_text("\n".join(lines) + "\n")
+    return folder / "list.csv"
+
+
+def on_images(path: Path, manifest: Path, **changes: Any) -> str:
+    """A study of two rows on the images of a manifest, in the tiny setting."""
+    settings = override({}, [text for text in SMALL if not text.startswith("data.")])
+    data = {"name": f"manifest:{manifest}", "size": 16}
+    return str(write_study(path, settings=settings | {"data": data}, **changes))
+
+
+@pytest.mark.parametrize("change", ["fewer test images", "other pixels"])
+def test_a_study_does_not_go_on_with_other_images(equipoise, tmp_path, monkeypatch, change):
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "stores"))
+    manifest = write_images(tmp_path / "images")
+    source = on_images(tmp_path / "small.toml", manifest)
+    assert equipoise(source, "--only", "fedavg")[0] == 0
+    if change == "other pixels":
+        for path in manifest.parent.glob("*.png"):
+            Image.new("RGB", (16, 16), (90, 20, 20)).save(path)
+    else:
+        manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]) + "\n")
     code, _, err = equipoise(source)
-    assert code == 2 and "delete the folder to run it anew" in err
+    assert code == 2 and "the data has changed since fedavg-seed1 was run: local-seed1 would not compare" in err
+    assert not Path("studies/small/runs/local-seed1/events.jsonl").exists()
+
+
+def test_a_study_without_images_to_judge_by_is_refused_before_it_trains(equipoise, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "stores"))
+    manifest = write_images(tmp_path / "images", ("train", "valid"))
+    code, _, err = equipoise(on_images(tmp_path / "small.toml", manifest))
+    assert code == 2 and "there are no test images" in err and 'part = "valid"' in err
+    assert not Path("studies/small").exists()
+    assert equipoise(on_images(tmp_path / "small.toml", manifest, part="valid"))[0] == 0
 
 
 def test_a_study_does_not_replace_tables_of_runs_elsewhere(equipoise, tmp_path):

@@ -330,6 +330,21 @@ def test_means_over_different_sites_are_not_compared(tmp_path):
     assert told in table.notes()
 
 
+def test_runs_on_different_images_are_not_compared(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+
+    def with_another_image(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
+        if line["event"] == "start" and "prr" in path.parent.name:
+            line["sites"][0]["test"][0] += 1
+        return [line]
+
+    rewrite_all(tmp_path, with_another_image)
+    (table,) = tables_of(collect(study, tmp_path), "")
+    (told,) = table.incomparable
+    assert told.startswith("Runs saw different images (") and "; prr)" in told and told in table.notes()
+    assert table.comparisons == [] and not table.is_best(table.rows[0], table.columns[0])
+
+
 def test_rows_with_fewer_seeds_are_named(tmp_path):
     (table,) = tables_of(collect(make_up(made_up_study(), tmp_path), tmp_path), "")
     assert "Mean ± sample standard deviation over 3 seeds; 1 for local." in table.notes()

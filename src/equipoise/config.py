@@ -46,6 +46,9 @@ class OptimiserConfig(Table):
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
 
+    def idle(self) -> dict[str, str]:
+        return {"betas": "SGD has none"} if self.name == "sgd" else {"momentum": f"{self.name} has betas instead"}
+
 
 class ScheduleConfig(Table):
     """The learning rate's factor in round r (counted from 0)."""
@@ -56,6 +59,15 @@ class ScheduleConfig(Table):
     every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
     milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma at these rounds")
     gamma: PositiveFloat = Field(0.5, description="factor of one decay")
+
+    def idle(self) -> dict[str, str]:
+        unused = {
+            "constant": ("every", "milestones", "gamma"),
+            "step": ("milestones",),
+            "multistep": ("every",),
+            "exponential": ("every", "milestones"),
+        }[self.name]
+        return dict.fromkeys(unused, f"the schedule is {self.name}")
 
     def factor(self, round_index: int) -> float:
         """gamma to the power of the number of decays before this round."""
@@ -82,6 +94,9 @@ class TrainConfig(Table):
     min_sites: PositiveInt = Field(1, description="a round with fewer answers is repeated")
     aggregation: Literal["size", "uniform"] = Field("size", description="weights of the sites in averages")
 
+    def idle(self) -> dict[str, str]:
+        return {"epochs": "train.steps is set"} if self.steps else {}
+
 
 class EvaluationConfig(Table):
     """When models are measured and how the reported one is chosen. Only validation data decides."""
@@ -107,6 +122,10 @@ class EvaluationConfig(Table):
     trained: bool = Field(True, description="also measure right after local training (retrogress)")
     trained_test: bool = Field(False, description="report test scores right after local training too (FedNPR's)")
     test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
+
+    def idle(self) -> dict[str, str]:
+        unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ("first_round",)}[self.rule]
+        return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
 
     @model_validator(mode="after")
     def _sites_judge(self) -> EvaluationConfig:
@@ -145,6 +164,12 @@ class NprConfig(Table):
     temperature: PositiveFloat = Field(0.1, description="divides cosines where normalise is temperature")
     view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
     supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
+
+    def idle(self) -> dict[str, str]:
+        if not self.weight:
+            keys = ("clusters", "cluster", "normalise", "temperature", "view")
+            return dict.fromkeys(keys, "npr.weight is 0")
+        return {} if self.normalise == "temperature" else {"temperature": f"npr.normalise is {self.normalise}"}
 
     @model_validator(mode="after")
     def _something_trains(self) -> NprConfig:

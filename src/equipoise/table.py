@@ -20,6 +20,10 @@ class Table(BaseModel):
             raise ValueError("Input should be a number")
         return checked
 
+    def idle(self) -> dict[str, str]:
+        """Settings that others leave unused, and why."""
+        return {}
+
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as {dotted key: value}, the way `--set` names keys."""

@@ -50,9 +50,10 @@ def events_in(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def last_kind(path: Path) -> str:
-    """What the last line of a log tells of ("round", "end" ...); nothing where it was cut off or there is no log."""
-    last = path.read_bytes().rstrip().rpartition(b"\n")[2] if path.is_file() else b""
-    return str((_event(last) or {}).get("event", ""))
+    """What the last readable line of a log tells of ("round", "end" ...); nothing where there is none."""
+    lines = reversed(path.read_bytes().splitlines()) if path.is_file() else iter(())
+    last: dict[str, Any] = next((event for event in map(_event, lines) if event is not None), {})
+    return str(last.get("event", ""))
 
 
 def first_event(path: Path) -> dict[str, Any]:

@@ -158,6 +158,7 @@ class Run:
             device=self.setting.device.type,
             config=self.config.model_dump(mode="json"),
             classes=list(self.federation.classes),
+            data=self.fingerprint,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
             sites=places,

@@ -101,12 +101,23 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -
 
     `tested` are the training sites with test images.
     """
-    config = setting.config
+    config, train = setting.config, setting.config.train
     values, usual = config.model_dump(), Config().model_dump()
     for key in client.ignores(setting):
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
+    for table, part in {
+        "train": train,
+        "train.optimiser": train.optimiser,
+        "train.schedule": train.schedule,
+        "evaluation": config.evaluation,
+        "npr": config.npr,
+    }.items():
+        for name, reason in part.idle().items():
+            value = getattr(part, name)
+            if value != type(part).model_fields[name].default:
+                yield f"{table}.{name} = {value!r} has no effect: {reason}"
     yield from client.in_vain(setting)
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has test images of its own"

@@ -47,7 +47,7 @@ def study(
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
     from equipoise.study.config import grid, load_study
-    from equipoise.study.runner import Outcome, check_common_sets
+    from equipoise.study.runner import Outcome, check_judges
 
     if source == "list":
         list_studies()
@@ -71,8 +71,7 @@ def study(
         if plan:
             print_plan(planned)
             return
-        if config.scope == "common":
-            check_common_sets(config, planned)
+        check_judges(config, planned)
         outcome = _run(planned, folder, together, limit_seconds, keep, track or [])
     _conclude(config, folder, outcome, report_only)
 
@@ -114,6 +113,9 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
         raise UserError(f"{folder} holds no finished run of {config.name}: nothing was written")
     if outcome.stopped:
         console.print(f"{_runs(outcome.stopped)} not finished: the same command goes on", highlight=False)
+    elif report_only and results.unfinished:
+        named = escape(", ".join(results.unfinished))
+        console.print(f"{_runs(results.unfinished)} not finished: {named}", highlight=False)
     if outcome.busy:
         console.print(f"{_runs(outcome.busy)} left to another process", highlight=False)
     if results.runs:
@@ -245,5 +247,6 @@ def _print_table(table: StudyTable) -> None:
         texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
         shown.add_row(row.row.name, str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
     console.print(shown)
-    for note in [table.rule, results.scope, *leaks(table.rows), *([table.tests_note] if table.tests_note else [])]:
+    tests = [table.tests_note] if table.tests_note else []
+    for note in [table.rule, results.scope, *leaks(table.rows), *table.incomparable, *tests]:
         console.print(escape(note), highlight=False, style="dim")

@@ -35,8 +35,11 @@ def check_name(name: str) -> str:
     Raises:
         ValueError: saying what names are made of
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .,+=_-]{0,99}", name):
-        raise ValueError("a name has up to 100 letters, digits, spaces and .,+=_- and begins with a letter or digit")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .,+=_-]{0,99}", name) or name != name.rstrip():
+        raise ValueError(
+            "a name has up to 100 letters, digits, spaces and .,+=_-; it begins with a letter or digit, and ends in no "
+            "space"
+        )
     return name
 
 
@@ -127,11 +130,12 @@ class StudyConfig(Table):
     @field_validator("rows", "data")
     @classmethod
     def _different_names(cls, entries: tuple[Row | DataSet, ...], info: ValidationInfo) -> tuple[Row | DataSet, ...]:
-        names = [entry.name for entry in entries]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        # Names are folders, and on some disks "A" is the folder "a".
+        names = [entry.name.casefold() for entry in entries]
+        twice = [entry.name for entry in entries if names.count(entry.name.casefold()) > 1]
         if twice:
             what = "rows" if info.field_name == "rows" else "data sets"
-            raise ValueError(f"two {what} are called {', '.join(twice)}")
+            raise ValueError(f"two {what} are called {' and '.join(dict.fromkeys(twice))}")
         return entries
 
     @field_validator("metrics")
@@ -147,6 +151,8 @@ class StudyConfig(Table):
         for row in self.rows:
             check_different(row.seeds or (), f"seeds of {row.name}")
             check_different(row.later, f"later seeds of {row.name}")
+            own = self.seeds if row.seeds is None else row.seeds
+            check_different((*own, *row.later), f"seeds and later seeds of {row.name}")
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.storage import replacing
 from equipoise.study.results import RunResult, StudyResults
@@ -33,15 +34,18 @@ CREATE INDEX results_by_metric ON results (metric, scope, view);
 
 def write_database(results: StudyResults, path: Path) -> None:
     """Write all finished runs, as fractions; the file is replaced whole."""
-    with replacing(path) as draft, closing(sqlite3.connect(draft)) as connection:
-        connection.execute("PRAGMA journal_mode = OFF")  # nobody rolls a draft back
-        connection.executescript(SCHEMA)
-        for run in results.runs:
-            _insert(connection, "runs", [_run(results.study.name, run)])
-            _insert(connection, "results", _results(run))
-            _insert(connection, "curves", _curves(run))
-            _insert(connection, "traffic", _traffic(run))
-        connection.commit()
+    try:
+        with replacing(path) as draft, closing(sqlite3.connect(draft)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")  # nobody rolls a draft back
+            connection.executescript(SCHEMA)
+            for run in results.runs:
+                _insert(connection, "runs", [_run(results.study.name, run)])
+                _insert(connection, "results", _results(run))
+                _insert(connection, "curves", _curves(run))
+                _insert(connection, "traffic", _traffic(run))
+            connection.commit()
+    except sqlite3.OperationalError as problem:  # a full disk, say
+        raise UserError(f"{path} could not be written: {problem}") from None
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:

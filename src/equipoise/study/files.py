@@ -132,7 +132,7 @@ def to_markdown(results: StudyResults) -> str:
 
 def _markdown_scores(table: StudyTable) -> str:
     results, rest = table.results, table.columns[1:]
-    views = _markdown_views(results)
+    views = _markdown_views(table)
     main = [f"{METRIC_TITLES[results.study.primary]}, {VIEW_TITLES[view]}" for view in views]
     lines = []
     for row in table.rows:
@@ -144,9 +144,11 @@ def _markdown_scores(table: StudyTable) -> str:
     return _markdown([*main, *(heading(results, column) for column in rest)], lines)
 
 
-def _markdown_views(results: StudyResults) -> list[str]:
-    """The kinds of model whose main score is shown: those after local training only where the study reports them."""
-    return [view for view in VIEW_TITLES if view != "trained" or results.study.scope == "trained"]
+def _markdown_views(table: StudyTable) -> list[str]:
+    """The kinds of model whose main score is shown: those that rows have, after local training only where the study
+    reports them."""
+    views = [view for view in VIEW_TITLES if view != "trained" or table.results.study.scope == "trained"]
+    return [view for view in views if any(row.scores_of(view) for row in table.rows)] or views
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]], first: str = "method") -> str:

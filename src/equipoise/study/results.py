@@ -15,7 +15,7 @@ from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
 from equipoise.study.config import Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
 from equipoise.study.rows import RowResult, RunResult, holders
-from equipoise.study.runner import REMEDY, DamagedRun, is_finished, shared_with
+from equipoise.study.runner import REMEDY, DamagedRun, check_log, is_finished, shared_with
 from equipoise.study.statistics import Ranking, ranking
 
 HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
@@ -145,10 +145,11 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
     unfinished: list[str] = []
     damaged: dict[str, Exception] = {}
     for cell in known_cells(study, folder):
-        if not is_finished(cell.folder):
-            unfinished.append(cell.label)
-            continue
         try:
+            check_log(cell.folder)
+            if not is_finished(cell.folder):
+                unfinished.append(cell.label)
+                continue
             key = (cell.data.name if cell.data else "", cell.row.name)
             finished.setdefault(key, []).append(_read(cell, study.part))
         except DamagedRun as problem:
@@ -168,7 +169,7 @@ def _read(cell: Cell, part: str) -> RunResult:
     try:
         run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
         _rule(run.record.start.config["evaluation"])
-        run.cost  # noqa: B018  read now, so that what is wrong with it shows here
+        run.cost, run.data_seen  # noqa: B018  read now, so that what is wrong with them shows here
     except DamagedRun:
         raise
     except (UserError, ValueError, KeyError, TypeError) as problem:

@@ -12,6 +12,7 @@ from equipoise.report.events import Result
 from equipoise.report.record import RunRecord
 from equipoise.study.config import METRICS, Cell, Metric, Row
 from equipoise.study.net_cost import NetCost, net_cost
+from equipoise.study.same_data import DataSeen
 from equipoise.study.statistics import Spread, spread
 
 Spreads = dict[Metric, Spread]
@@ -48,6 +49,11 @@ class RunResult:
         cohorts = {result.site for result in self.record.finals if result.scope == "cohort"}
         places = [site for site in self.record.start.sites if site.name not in cohorts]
         return [site.name for site in places if sum(site.test if self.part == "test" else site.valid)]
+
+    @cached_property
+    def data_seen(self) -> DataSeen:
+        """What the run tells of its data."""
+        return DataSeen.of(first_event(self.cell.folder / "events.jsonl"))
 
     @property
     def on_common_set(self) -> bool:

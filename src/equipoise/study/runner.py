@@ -28,6 +28,7 @@ from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
 from equipoise.storage import write_text
 from equipoise.study.config import Cell, StudyConfig, deviations, no_common_set
+from equipoise.study.same_data import check_same_data
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
@@ -84,6 +85,20 @@ def is_finished(folder: Path) -> bool:
     return last_kind(folder / "events.jsonl") == "end"
 
 
+def check_log(folder: Path) -> None:
+    """Refuse to train anew a run that has its models and no log of how they came about."""
+    if (folder / "models").exists() and not (folder / "checkpoints").exists() and not is_finished(folder):
+        raise DamagedRun(
+            f"{folder / 'events.jsonl'} is missing or damaged, though the run was finished; get a copy, or {REMEDY}"
+        )
+
+
+def finished_beside(folder: Path) -> list[Path]:
+    """The finished runs on the same data set as the run in `folder`."""
+    others = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    return sorted(other for other in others if other != folder and is_finished(other))
+
+
 def check_finished(cell: Cell, config: Config) -> None:
     """Refuse a finished run that was made with other settings."""
     try:
@@ -100,12 +115,17 @@ def check_finished(cell: Cell, config: Config) -> None:
         )
 
 
-def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
-    """Refuse, before anything is trained, data without the common test set that the study's scope needs."""
+def check_judges(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
+    """Refuse, before anything is trained, data without the images that the study's scores are of."""
     to_run = [(cell, config) for cell, config in planned if not is_finished(cell.folder)]
     for cell, config in {(cell.data and cell.data.name): (cell, config) for cell, config in to_run}.values():
-        if load_federation(config.data, cell.seed).common is None:
+        federation = load_federation(config.data, cell.seed)
+        if study.scope == "common" and federation.common is None:
             raise no_common_set(study, cell.label, "test")
+        places = [*federation.sites, *([federation.common] if federation.common else [])]
+        if not any(len(place.splits.get(study.part, ())) for place in places):
+            other = 'give some, or write part = "valid"' if study.part == "test" else "give some"
+            raise UserError(f"{cell.label}: there are no {study.part} images, of which the tables would be; {other}")
 
 
 class Limit:
@@ -187,10 +207,11 @@ def run_grid(
     """
     outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
     for cell, config in cells:
-        if not is_finished(cell.folder):
-            waiting.append((cell, config))
-            continue
         try:
+            check_log(cell.folder)
+            if not is_finished(cell.folder):
+                waiting.append((cell, config))
+                continue
             check_finished(cell, config)
             outcome.finished.append(cell.label)
             if not keep and (cell.folder / "checkpoints").exists():  # it was ended before it could clear up
@@ -243,6 +264,7 @@ class _Running:
                 self._finish(cell)
                 return
             run = prepare_run(config, cell.folder, [watcher])
+            check_same_data(run, cell.folder, finished_beside(cell.folder))
             self.active.append(Turns(cell, run, self.limit, self.together, self.keep))
         except Exception as problem:
             self._fail(cell, problem)

@@ -11,7 +11,8 @@ from equipoise.study import remarks
 from equipoise.study.config import METRICS, Metric
 from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, sent_entries, shared_times
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults, selection_rule
-from equipoise.study.rows import RowResult, federation_of
+from equipoise.study.rows import RowResult, federation_of, holders
+from equipoise.study.same_data import kinds
 from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
 
 #: the p-value below which a difference is marked
@@ -83,7 +84,7 @@ class StudyTable:
     def is_best(self, row: RowResult, column: Column) -> bool:
         """True for every row whose mean is that of the best one; pooled training, which is no choice, takes no part."""
         known = [own.scores[column.metric].mean for own in self.rows if column.metric in own.scores and not own.pooled]
-        if self.uneven or column.paper or row.pooled or column.metric not in row.scores:
+        if self.incomparable or column.paper or row.pooled or column.metric not in row.scores:
             return False
         best = max(known) if HIGHER_IS_BETTER[column.metric] else min(known)
         return abs(row.scores[column.metric].mean - best) <= ROUNDING
@@ -100,10 +101,23 @@ class StudyTable:
         return {name: sorted(everywhere - own) for name, own in sites.items() if own and everywhere - own}
 
     @cached_property
+    def incomparable(self) -> list[str]:
+        """Why its rows do not compare, a sentence each: nothing is best or tested then."""
+        found = []
+        if self.uneven:
+            lacking = "; ".join(f"{name} lacks {', '.join(sites)}" for name, sites in self.uneven.items())
+            found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
+        groups = kinds((run, run.data_seen) for row in self.rows for run in row.runs)
+        if len(groups) > 1:
+            whose = "; ".join(holders(self.rows, runs) for runs in groups)
+            found.append(f"Runs saw different images ({whose}): they do not compare, and no test was made.")
+        return found
+
+    @cached_property
     def comparisons(self) -> list[Comparison]:
         """Paired tests between the best row of this table and its others, pooled training apart."""
         study = self.results.study
-        if self.uneven:
+        if self.incomparable:
             return []
         metric, by_site = study.primary, study.pairs == "seeds and sites"
         values = {row.row.name: row.values(metric, by_site) for row in self.rows if not row.pooled}
@@ -130,10 +144,12 @@ class StudyTable:
         # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
         least = 2.0 ** (1 - pairs[-1])
         metric = METRIC_TITLES[self.results.study.primary]
+        said = f"No row's {metric} differs from {comparisons[0].best}'s by the paired t-test"
+        if any(self.mark(row) for row in self.rows):
+            said = f"† {metric} differs from {comparisons[0].best}'s by the paired t-test, ‡ by Wilcoxon's test too"
         return (
-            f"† {metric} differs from {comparisons[0].best}'s by the paired t-test, ‡ by Wilcoxon's test too (p < "
-            f"{SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} pairs, with "
-            f"which Wilcoxon's p before correction is at least {least:.2g})."
+            f"{said} (p < {SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} "
+            f"pairs, with which Wilcoxon's p before correction is at least {least:.2g})."
         )
 
     # ---- notes ----------------------------------------------------------------------------------
@@ -151,9 +167,7 @@ class StudyTable:
         if alone:
             found += [f"{text}." for text in remarks.leaks(rows)]
         found += _seeds_note(rows)
-        if self.uneven:
-            lacking = "; ".join(f"{name} lacks {', '.join(sites)}" for name, sites in self.uneven.items())
-            found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
+        found += self.incomparable
         pooled = [row.row.name for row in rows if row.pooled]
         if pooled:
             found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; neither best nor tested.")
