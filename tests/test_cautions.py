@@ -118,7 +118,7 @@ def test_a_setting_that_does_nothing_is_told(settings, key):
         ("train.optimiser.momentum=0.8", "train.schedule.name=step", "train.schedule.every=3", "train.epochs=2"),
         ("train.optimiser.name=adam", "train.optimiser.betas=[0.8, 0.9]", "train.schedule.name=exponential"),
         ("npr.weight=0.1", "npr.clusters=2", "npr.normalise=temperature", "npr.temperature=0.5"),
-        ("evaluation.rule=mean_last", "evaluation.last=2"),
+        ("evaluation.rule=mean_last", "evaluation.last=2", "evaluation.first_round=2"),
     ],
 )
 def test_settings_that_act_are_not(settings):

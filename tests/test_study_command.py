@@ -242,9 +242,11 @@ def test_a_finished_run_whose_last_line_is_lost_says_how_to_go_on(equipoise, tmp
     equipoise(source)
     log = Path("studies/small/runs/fedavg-seed1/events.jsonl")
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
-    for options in ([], ["--report-only"]):
-        code, _, err = equipoise(source, *options)
-        assert code == 2 and "events.jsonl is missing or damaged" in err and "delete the folder" in err
+    for spoil in (lambda: None, log.unlink):
+        spoil()
+        for options in ([], ["--report-only"]):
+            code, _, err = equipoise(source, *options)
+            assert code == 2 and "events.jsonl is missing or damaged" in err and "delete the folder" in err
     shutil.rmtree(log.parent)
     assert equipoise(source)[0] == 0 and is_finished(log.parent), "as the message says"
 
@@ -274,7 +276,9 @@ def test_a_full_disk_is_no_fault_of_the_program(equipoise, tmp_path, monkeypatch
     equipoise(source)
 
     def full(*_: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        problem = sqlite3.OperationalError("database or disk is full")
+        problem.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise problem
 
     monkeypatch.setattr(database, "_insert", full)
     before = Path("studies/small/study.sqlite").read_bytes()
@@ -306,19 +310,30 @@ def on_images(path: Path, manifest: Path, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("change", ["fewer test images", "other pixels"])
-def test_a_study_does_not_go_on_with_other_images(equipoise, tmp_path, monkeypatch, change):
+@pytest.mark.parametrize("then", ["local-seed1", "fedavg-seed2", "central-seed1"])
+def test_a_study_does_not_go_on_with_other_images(equipoise, tmp_path, monkeypatch, change, then):
     monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "stores"))
     manifest = write_images(tmp_path / "images")
-    source = on_images(tmp_path / "small.toml", manifest)
+    source = on_images(tmp_path / "small.toml", manifest, row=[*ROWS, {"name": "central", "method": "central"}])
     assert equipoise(source, "--only", "fedavg")[0] == 0
     if change == "other pixels":
         for path in manifest.parent.glob("*.png"):
             Image.new("RGB", (16, 16), (90, 20, 20)).save(path)
     else:
         manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]) + "\n")
-    code, _, err = equipoise(source)
-    assert code == 2 and "the data has changed since fedavg-seed1 was run: local-seed1 would not compare" in err
-    assert not Path("studies/small/runs/local-seed1/events.jsonl").exists()
+    row, _, seed = then.partition("-seed")
+    code, _, err = equipoise(source, "--only", row, "--seeds", seed)
+    assert code == 2 and f"{then}: the data has changed since fedavg-seed1 ran" in err
+    assert not Path(f"studies/small/runs/{then}/events.jsonl").exists()
+
+
+def test_runs_of_other_seeds_and_pooled_ones_see_the_same_images(equipoise, tmp_path):
+    rows = [*ROWS, {"name": "central", "method": "central"}]
+    drawn = override({}, [*SMALL, "data.partition=dirichlet_per_class", "data.sites=3", "data.redraw=true"])
+    source = str(write_study(tmp_path / "small.toml", row=rows, seeds=[1, 2], settings=drawn, scope="common"))
+    code, out, _ = equipoise(source)
+    assert code == 0 and "different images" not in out
+    assert json.loads(Path("studies/small/summary.json").read_text())["incomparable"] == {}
 
 
 def test_a_study_without_images_to_judge_by_is_refused_before_it_trains(equipoise, tmp_path, monkeypatch):
@@ -326,7 +341,7 @@ def test_a_study_without_images_to_judge_by_is_refused_before_it_trains(equipois
     manifest = write_images(tmp_path / "images", ("train", "valid"))
     code, _, err = equipoise(on_images(tmp_path / "small.toml", manifest))
     assert code == 2 and "there are no test images" in err and 'part = "valid"' in err
-    assert not Path("studies/small").exists()
+    assert not list(Path("studies/small").rglob("events.jsonl"))
     assert equipoise(on_images(tmp_path / "small.toml", manifest, part="valid"))[0] == 0
 
 

@@ -330,11 +330,14 @@ def test_means_over_different_sites_are_not_compared(tmp_path):
     assert told in table.notes()
 
 
-def test_runs_on_different_images_are_not_compared(tmp_path):
+@pytest.mark.parametrize("what", ["numbers", "pixels"])
+def test_runs_on_different_images_are_not_compared(tmp_path, what):
     study = make_up(made_up_study(), tmp_path)
 
     def with_another_image(path: Path, line: dict[str, Any]) -> list[dict[str, Any]]:
-        if line["event"] == "start" and "prr" in path.parent.name:
+        if line["event"] == "start" and what == "pixels":
+            line["judging_data"] = "other" if "prr" in path.parent.name else "same"
+        elif line["event"] == "start" and "prr" in path.parent.name:
             line["sites"][0]["test"][0] += 1
         return [line]
 
@@ -343,6 +346,8 @@ def test_runs_on_different_images_are_not_compared(tmp_path):
     (told,) = table.incomparable
     assert told.startswith("Runs saw different images (") and "; prr)" in told and told in table.notes()
     assert table.comparisons == [] and not table.is_best(table.rows[0], table.columns[0])
+    told_too = summary(collect(study, tmp_path))
+    assert told_too["incomparable"] == {"": [told]} and told_too["mean_ranks"] == {}
 
 
 def test_rows_with_fewer_seeds_are_named(tmp_path):

@@ -46,7 +46,7 @@ class OptimiserConfig(Table):
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
 
-    def idle(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         return {"betas": "SGD has none"} if self.name == "sgd" else {"momentum": f"{self.name} has betas instead"}
 
 
@@ -60,7 +60,7 @@ class ScheduleConfig(Table):
     milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma at these rounds")
     gamma: PositiveFloat = Field(0.5, description="factor of one decay")
 
-    def idle(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         unused = {
             "constant": ("every", "milestones", "gamma"),
             "step": ("milestones",),
@@ -94,7 +94,7 @@ class TrainConfig(Table):
     min_sites: PositiveInt = Field(1, description="a round with fewer answers is repeated")
     aggregation: Literal["size", "uniform"] = Field("size", description="weights of the sites in averages")
 
-    def idle(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         return {"epochs": "train.steps is set"} if self.steps else {}
 
 
@@ -123,8 +123,8 @@ class EvaluationConfig(Table):
     trained_test: bool = Field(False, description="report test scores right after local training too (FedNPR's)")
     test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
 
-    def idle(self) -> dict[str, str]:
-        unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ("first_round",)}[self.rule]
+    def unused(self) -> dict[str, str]:
+        unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ()}[self.rule]
         return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
 
     @model_validator(mode="after")
@@ -165,7 +165,7 @@ class NprConfig(Table):
     view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
     supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
 
-    def idle(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         if not self.weight:
             keys = ("clusters", "cluster", "normalise", "temperature", "view")
             return dict.fromkeys(keys, "npr.weight is 0")

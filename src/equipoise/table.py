@@ -1,6 +1,6 @@
 """The base of every part of a config: what holds for all tables of a TOML file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
@@ -20,9 +20,18 @@ class Table(BaseModel):
             raise ValueError("Input should be a number")
         return checked
 
-    def idle(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         """Settings that others leave unused, and why."""
         return {}
+
+
+def tables_in(table: Table, prefix: str = "") -> Iterator[tuple[str, Table]]:
+    """The tables within a table, at any depth, by their dotted names."""
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        if isinstance(value, Table):
+            yield f"{prefix}{name}", value
+            yield from tables_in(value, f"{prefix}{name}.")
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,11 +42,16 @@ class Manifest:
         return {choice["round"] for choice in choices if "round" in choice}
 
 
-def fingerprint(federation: Federation) -> str:
-    """Identifies the images and labels of all sites, the common set and cohorts; of very many images, a sample."""
+def fingerprint(federation: Federation, parts: Collection[str] | None = None) -> str:
+    """Identifies the images and labels of all sites, the common set and cohorts; of very many images, a sample.
+
+    `parts` leaves out the others. Images of hospitals elsewhere are counted, not looked at.
+    """
     digest = hashlib.sha256(repr(federation.classes).encode())
     for place in federation.places():
         for part, split in sorted(place.splits.items()):
+            if parts is not None and (part not in parts or not len(split)):
+                continue
             digest.update(f"{place.name}/{part}/{len(split)}".encode())
             for column in (split.rows, split.labels):
                 digest.update(np.ascontiguousarray(column).tobytes())

@@ -19,14 +19,14 @@ from equipoise.config import Config
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
-from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
+from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import cautions, check_new, class_counts, ineffective, resumed, warned_on_resume
+from equipoise.engine.opening import cautions, check_new, data_told, ineffective, resumed, warned_on_resume
 from equipoise.engine.protocol import Conversation, Replies, payload_bytes
 from equipoise.engine.selection import Selection
 from equipoise.errors import UserError
@@ -78,9 +78,14 @@ class Run:
         self.tenancy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
+    def data_told(self) -> dict[str, Any]:
+        """What the run tells of its data."""
+        return data_told(self.federation)
+
+    @property
     def fingerprint(self) -> str:
         """Identifies the data."""
-        return fingerprint(self.federation)
+        return str(self.data_told["data"])
 
     def execute(self, resume: bool = False) -> None:
         """Run to the end, from the start or from the last complete round."""
@@ -143,11 +148,10 @@ class Run:
 
     def _start(self) -> Turns:
         net = self.setting.new_net()
-        places = [class_counts(site, len(self.federation.classes)) for site in self.federation.places()]
         warnings = [
             *self.federation.warnings,
             *ineffective(self.setting, self.engine.client, self._tested_sites()),
-            *cautions(self.setting, self.engine.client, places),
+            *cautions(self.setting, self.engine.client, self.data_told["sites"]),
         ]
         self._tell(
             "start",
@@ -157,11 +161,9 @@ class Run:
             version=__version__,
             device=self.setting.device.type,
             config=self.config.model_dump(mode="json"),
-            classes=list(self.federation.classes),
-            data=self.fingerprint,
+            **self.data_told,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            sites=places,
             warnings=warnings,
             disclosure=run_sheet(self.method, self.engine.client),
             paper=self.method.paper,

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import Config
-from equipoise.data.federation import Site
-from equipoise.engine.checkpoint import Checkpoints, Manifest
+from equipoise.data.federation import Federation, Site
+from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
 from equipoise.engine.contract import Client, Setting
 from equipoise.engine.events import events_in, first_event
 from equipoise.errors import UserError
-from equipoise.table import dotted
+from equipoise.table import dotted, tables_in
 
 SHOWN_CHANGES, NOT_SET = 5, "not written down"
 
@@ -77,6 +77,16 @@ def class_counts(site: Site, num_classes: int) -> dict[str, Any]:
     return {"name": site.name} | counts
 
 
+def data_told(federation: Federation) -> dict[str, Any]:
+    """What the start of a run tells of its data: numbers, and fingerprints of all images and of those that judge."""
+    return {
+        "classes": list(federation.classes),
+        "sites": [class_counts(place, len(federation.classes)) for place in federation.places()],
+        "data": fingerprint(federation),
+        "judging_data": fingerprint(federation, ("valid", "test")),
+    }
+
+
 def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Warnings about settings that can do harm on this data; `sites` as `class_counts` has them.
 
@@ -101,23 +111,19 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -
 
     `tested` are the training sites with test images.
     """
-    config, train = setting.config, setting.config.train
+    config = setting.config
     values, usual = config.model_dump(), Config().model_dump()
     for key in client.ignores(setting):
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
-    for table, part in {
-        "train": train,
-        "train.optimiser": train.optimiser,
-        "train.schedule": train.schedule,
-        "evaluation": config.evaluation,
-        "npr": config.npr,
-    }.items():
-        for name, reason in part.idle().items():
+    ignored = client.ignores(setting)
+    for where, part in tables_in(config):
+        unused = {} if where in ignored else part.unused()
+        for name, reason in unused.items():
             value = getattr(part, name)
             if value != type(part).model_fields[name].default:
-                yield f"{table}.{name} = {value!r} has no effect: {reason}"
+                yield f"{where}.{name} = {value!r} has no effect: {reason}"
     yield from client.in_vain(setting)
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has test images of its own"

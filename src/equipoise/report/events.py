@@ -36,6 +36,8 @@ class Start(Event):
     version: str = ""
     device: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
+    data: str = ""
+    judging_data: str = ""
     warnings: list[str] = Field(default_factory=list)
     disclosure: dict[str, dict[str, str]] = Field(default_factory=dict)
     paper: str = ""

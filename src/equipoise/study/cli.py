@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from equipoise.errors import UserError
 
 if TYPE_CHECKING:
     from equipoise.config import Config
+    from equipoise.engine.loop import Run
     from equipoise.study.config import Cell, StudyConfig
     from equipoise.study.results import StudyResults
     from equipoise.study.runner import Outcome
@@ -47,7 +48,7 @@ def study(
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
     from equipoise.study.config import grid, load_study
-    from equipoise.study.runner import Outcome, check_judges
+    from equipoise.study.runner import Checks, Outcome, check_common_sets
 
     if source == "list":
         list_studies()
@@ -71,8 +72,9 @@ def study(
         if plan:
             print_plan(planned)
             return
-        check_judges(config, planned)
-        outcome = _run(planned, folder, together, limit_seconds, keep, track or [])
+        if config.scope == "common":
+            check_common_sets(config, planned)
+        outcome = _run(planned, folder, together, limit_seconds, keep, track or [], Checks(config, folder))
     _conclude(config, folder, outcome, report_only)
 
 
@@ -83,6 +85,7 @@ def _run(
     limit_seconds: float | None,
     keep: bool,
     track: Sequence[str],
+    check: Callable[[Run], None],
 ) -> Outcome:
     """Run the grid under the eyes of the display and of the trackers."""
     from equipoise.study.progress import GridProgress
@@ -94,7 +97,7 @@ def _run(
     _refuse_tables_of_other_runs(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with GridProgress(console, planned) as display, TrackedGrid(display, names) as tracked:
-        return run_grid(planned, tracked, together, limit_seconds, keep)
+        return run_grid(planned, tracked, together, limit_seconds, keep, check)
 
 
 def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:

@@ -44,6 +44,7 @@ def check_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(check_name)]
+PART_TITLES = {"test": "test", "valid": "validation"}
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 #: what a row and its seed decide, and no setting may
 DECIDED = ("method", "seed", "name")
@@ -209,7 +210,7 @@ def load_study(source: str) -> StudyConfig:
     if study.preset and source not in study_names() and beside.is_file():  # a file is looked for beside the study's
         study = study.model_copy(update={"preset": str(beside)})
     if study.all_methods:
-        named = {row.name for row in study.rows}
+        named = {row.name.casefold() for row in study.rows}
         more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
         study = study.model_copy(update={"rows": tuple(sorted(study.rows + more, key=lambda row: row.name))})
     return study
@@ -251,7 +252,7 @@ def _seeds(study: StudyConfig, row: Row, seeds: Sequence[int] | None, full: bool
     if seeds is not None:
         return tuple(seeds)
     first = study.seeds if row.seeds is None else row.seeds
-    return first + tuple(seed for seed in row.later if seed not in first) if full else first
+    return first + row.later if full else first
 
 
 def _run_folder(folder: Path, row: Row, data: DataSet | None, seed: int) -> Path:
@@ -268,7 +269,7 @@ def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
             seeds = (path.name.rpartition("-seed")[2] for path in places)
             for seed in sorted({int(seed) for seed in seeds if seed.isdecimal()}):
                 path = _run_folder(folder, row, data, seed)
-                if (path / "events.jsonl").is_file():
+                if (path / "events.jsonl").is_file() or (path / "models").is_dir():
                     found.append(Cell(row, data, seed, path))
     return found
 

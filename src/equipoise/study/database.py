@@ -13,6 +13,9 @@ from equipoise.methods import get_method
 from equipoise.storage import replacing
 from equipoise.study.results import RunResult, StudyResults
 
+#: errors that the disk is to blame for, and the part of a code that names its kind
+DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+PRIMARY = 0xFF
 SCHEMA = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, study TEXT, data TEXT, row TEXT, method TEXT, seed INTEGER, rounds INTEGER,
@@ -44,7 +47,9 @@ def write_database(results: StudyResults, path: Path) -> None:
                 _insert(connection, "curves", _curves(run))
                 _insert(connection, "traffic", _traffic(run))
             connection.commit()
-    except sqlite3.OperationalError as problem:  # a full disk, say
+    except sqlite3.OperationalError as problem:
+        if problem.sqlite_errorcode & PRIMARY not in DISK_ERRORS:
+            raise
         raise UserError(f"{path} could not be written: {problem}") from None
 
 

@@ -13,9 +13,10 @@ from equipoise.config import EvaluationConfig
 from equipoise.errors import UserError, first_line
 from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
-from equipoise.study.config import Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
+from equipoise.study.config import PART_TITLES, Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
 from equipoise.study.rows import RowResult, RunResult, holders
 from equipoise.study.runner import REMEDY, DamagedRun, check_log, is_finished, shared_with
+from equipoise.study.same_data import kinds
 from equipoise.study.statistics import Ranking, ranking
 
 HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
@@ -24,7 +25,6 @@ SCOPE_SENTENCES = {
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
     "common": "The global model on the one common {part} set; where a method has none, the mean of the sites' models.",
 }
-PART_TITLES = {"test": "test", "valid": "validation"}
 PART_SENTENCES = {
     "test": "Test data took no part in the choice.",
     "valid": "Scores are of validation images; test images have no part in them.",
@@ -84,7 +84,7 @@ class StudyResults:
         """Ranks of the rows by the primary metric, means over seeds; pooled training, which is no choice, has none."""
         metric, by_site = self.study.primary, self.ranked_over == "site"
         values: dict[str, dict[str, float]] = {}
-        for row in (row for row in self.rows if not row.pooled):
+        for row in (row for row in self.rows if not row.pooled and row.data not in self.mixed):
             scores = {row.data: row.scores}
             if by_site:
                 scores = {site: row.scores_of(view, "site", site) for site, view in row.places("site").items()}
@@ -92,6 +92,12 @@ class StudyResults:
             if known:
                 values.setdefault(row.row.name, {}).update(known)
         return ranking(values, HIGHER_IS_BETTER[metric])
+
+    @cached_property
+    def mixed(self) -> list[str]:
+        """The data sets whose runs saw different images: nothing of them can be ranked."""
+        seen = {data: [(run, run.data_seen) for row in self.of(data) for run in row.runs] for data in self.data_names}
+        return [data for data, runs in seen.items() if len(kinds(runs)) > 1]
 
     @cached_property
     def rule(self) -> str:

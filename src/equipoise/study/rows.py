@@ -53,7 +53,7 @@ class RunResult:
     @cached_property
     def data_seen(self) -> DataSeen:
         """What the run tells of its data."""
-        return DataSeen.of(first_event(self.cell.folder / "events.jsonl"))
+        return DataSeen.of(self.record.start)
 
     @property
     def on_common_set(self) -> bool:

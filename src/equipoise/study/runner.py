@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,12 @@ from equipoise.data import load_federation
 from equipoise.engine.events import first_event, last_kind
 from equipoise.engine.files import claimed_folder, refuse_foreign
 from equipoise.engine.loop import Observer, Run
-from equipoise.errors import FolderBusy, UserError, is_users
+from equipoise.errors import FolderBusy, UserError, first_few, is_users
+from equipoise.report.events import Start
 from equipoise.runs import prepare_run
 from equipoise.storage import write_text
-from equipoise.study.config import Cell, StudyConfig, deviations, no_common_set
-from equipoise.study.same_data import check_same_data
+from equipoise.study.config import PART_TITLES, Cell, StudyConfig, deviations, known_cells, no_common_set
+from equipoise.study.same_data import DataSeen
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
@@ -93,12 +94,6 @@ def check_log(folder: Path) -> None:
         )
 
 
-def finished_beside(folder: Path) -> list[Path]:
-    """The finished runs on the same data set as the run in `folder`."""
-    others = folder.parent.iterdir() if folder.parent.is_dir() else ()
-    return sorted(other for other in others if other != folder and is_finished(other))
-
-
 def check_finished(cell: Cell, config: Config) -> None:
     """Refuse a finished run that was made with other settings."""
     try:
@@ -115,17 +110,44 @@ def check_finished(cell: Cell, config: Config) -> None:
         )
 
 
-def check_judges(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
-    """Refuse, before anything is trained, data without the images that the study's scores are of."""
+def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]) -> None:
+    """Refuse, before anything is trained, data without the common test set that the study's scope needs."""
     to_run = [(cell, config) for cell, config in planned if not is_finished(cell.folder)]
     for cell, config in {(cell.data and cell.data.name): (cell, config) for cell, config in to_run}.values():
-        federation = load_federation(config.data, cell.seed)
-        if study.scope == "common" and federation.common is None:
+        if load_federation(config.data, cell.seed).common is None:
             raise no_common_set(study, cell.label, "test")
-        places = [*federation.sites, *([federation.common] if federation.common else [])]
-        if not any(len(place.splits.get(study.part, ())) for place in places):
-            other = 'give some, or write part = "valid"' if study.part == "test" else "give some"
-            raise UserError(f"{cell.label}: there are no {study.part} images, of which the tables would be; {other}")
+
+
+class Checks:
+    """What is asked of a run before it trains, so that its scores can stand in the study's tables."""
+
+    def __init__(self, study: StudyConfig, folder: Path):
+        self.study = study
+        self.folder = folder
+
+    def __call__(self, run: Run) -> None:
+        """Refuse data without images to judge by, and other images than finished runs have seen."""
+        federation, part = run.federation, self.study.part
+        judges = [*federation.sites, *([federation.common] if federation.common else [])]
+        if not any(len(place.splits.get(part, ())) for place in judges):
+            advice = 'give some, or write part = "valid"' if part == "test" else "give some"
+            raise UserError(f"there are no {PART_TITLES[part]} images, which the tables are about; {advice}")
+        seen = DataSeen.of(
+            Start(run="", method=run.config.method, config=run.config.model_dump(mode="json"), **run.data_told)
+        )
+        others = [name for name, other in self._finished(run.folder) if seen.conflicts(other)]
+        if others:
+            raise UserError(
+                f"the data has changed since {first_few(others)} ran: they would not compare; delete these runs, or "
+                "choose another --out"
+            )
+
+    def _finished(self, folder: Path) -> Iterator[tuple[str, DataSeen]]:
+        """The study's finished runs but the one in `folder`; what is damaged is told elsewhere."""
+        for cell in known_cells(self.study, self.folder):
+            if cell.folder != folder and is_finished(cell.folder):
+                with suppress(OSError, UserError, ValueError, KeyError, TypeError):
+                    yield cell.label, DataSeen.of(Start.model_validate(first_event(cell.folder / "events.jsonl")))
 
 
 class Limit:
@@ -198,12 +220,13 @@ def run_grid(
     together: int = 1,
     limit_seconds: float | None = None,
     keep: bool = False,
+    check: Callable[[Run], None] | None = None,
 ) -> Outcome:
     """Run the unfinished among the cells, `together` at a time; gives what came of them.
 
     With a limit, a run saves a round and stops when its next one would not be complete in time, and nothing is begun
     that could not complete one; a run whose last round is done comes to its end. `keep`:
-    checkpoints of finished runs stay on disk.
+    checkpoints of finished runs stay on disk. `check` may refuse a run before it trains.
     """
     outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
     for cell, config in cells:
@@ -220,7 +243,7 @@ def run_grid(
         except DamagedRun as problem:  # one run's damage is no reason to leave the others undone
             outcome.failed[cell.label] = problem
     _check_shareable([config for _, config in waiting], together)
-    running = _Running(display, outcome, Limit(limit_seconds), together, keep)
+    running = _Running(display, outcome, Limit(limit_seconds), together, keep, check)
     try:
         while waiting or running.active:
             while waiting and len(running.active) < together and running.limit.allows_a_round():
@@ -246,8 +269,17 @@ def _check_shareable(configs: Sequence[Config], together: int) -> None:
 class _Running:
     """The runs in progress, and what becomes of each."""
 
-    def __init__(self, display: Display, outcome: Outcome, limit: Limit, together: int, keep: bool):
+    def __init__(
+        self,
+        display: Display,
+        outcome: Outcome,
+        limit: Limit,
+        together: int,
+        keep: bool,
+        check: Callable[[Run], None] | None,
+    ):
         self.display = display
+        self.check = check
         self.outcome = outcome
         self.limit = limit
         self.together = together
@@ -264,7 +296,8 @@ class _Running:
                 self._finish(cell)
                 return
             run = prepare_run(config, cell.folder, [watcher])
-            check_same_data(run, cell.folder, finished_beside(cell.folder))
+            if self.check is not None:
+                self.check(run)
             self.active.append(Turns(cell, run, self.limit, self.together, self.keep))
         except Exception as problem:
             self._fail(cell, problem)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from equipoise.engine.events import first_event
-from equipoise.engine.loop import Run
-from equipoise.engine.opening import class_counts
-from equipoise.errors import UserError
+from equipoise.data import DataConfig
 from equipoise.methods import get_method
+from equipoise.report.events import Start
 
 #: where images lie makes no difference to what they are
 PLACES = ("root", "store")
@@ -21,37 +18,41 @@ Owner = TypeVar("Owner")
 
 @dataclass(frozen=True)
 class DataSeen:
-    """What a run tells of its data."""
+    """What a run tells of its data. Fingerprints are empty in runs of before they were written down."""
 
     asked: str
     """The settings of the data."""
     judged: str
-    """Classes, and the numbers of validation and test images at each place, which no seed changes."""
-    trained: tuple[int, bool]
+    """Classes, and the numbers of validation and test images at each place."""
+    judging_images: str
+    """Fingerprint of validation and test images: no seed changes them, and pooled training has the same."""
+    drawn: tuple[int, bool]
     """What the training images of sites depend on besides: the seed, and whether they are pooled."""
-    fingerprint: str
-    """Identifies all images; nothing in runs of before it was written down."""
+    images: str
+    """Fingerprint of all images, training images site by site."""
 
     @classmethod
-    def of(cls, start: Mapping[str, Any]) -> DataSeen:
-        """By the event that started a run."""
-        config = start["config"]
-        asked = {key: value for key, value in config["data"].items() if key not in PLACES}
-        places = [(site["name"], site["valid"], site["test"]) for site in start["sites"]]
-        judging = [place for place in places if any(place[1]) or any(place[2])]
+    def of(cls, start: Start) -> DataSeen:
+        """By the event that started a run; a data setting that it did not know yet was at its default."""
+        settings = DataConfig().model_dump(mode="json") | start.config["data"]
+        asked = {key: value for key, value in settings.items() if key not in PLACES}
+        judging = [(site.name, site.valid, site.test) for site in start.sites if any(site.valid) or any(site.test)]
         return cls(
             json.dumps(asked, sort_keys=True),
-            json.dumps([start["classes"], judging]),
-            (config["seed"], get_method(start["method"]).pooled),
-            start.get("data", ""),
+            json.dumps([start.classes, judging]),
+            start.judging_data,
+            (start.config["seed"], get_method(start.method).pooled),
+            start.data,
         )
 
     def conflicts(self, other: DataSeen) -> bool:
         """Whether the same settings led to other images."""
         if self.asked != other.asked:
             return False
-        images = (self.fingerprint, other.fingerprint) if self.trained == other.trained else ()
-        return self.judged != other.judged or (all(images) and len(set(images)) > 1)
+        pairs = [(self.judging_images, other.judging_images)]
+        if self.drawn == other.drawn:
+            pairs.append((self.images, other.images))
+        return self.judged != other.judged or any(all(pair) and pair[0] != pair[1] for pair in pairs)
 
 
 def kinds(owners: Iterable[tuple[Owner, DataSeen]]) -> list[list[Owner]]:
@@ -65,25 +66,3 @@ def kinds(owners: Iterable[tuple[Owner, DataSeen]]) -> list[list[Owner]]:
         else:
             found.append([(owner, seen)])
     return [[owner for owner, _ in own] for own in found]
-
-
-def check_same_data(run: Run, folder: Path, finished: Sequence[Path]) -> None:
-    """Refuse to train in `folder` on other images than a finished run of the study has seen."""
-    start = {
-        "method": run.config.method,
-        "config": run.config.model_dump(mode="json"),
-        "classes": list(run.federation.classes),
-        "sites": [class_counts(place, len(run.federation.classes)) for place in run.federation.places()],
-        "data": run.fingerprint,
-    }
-    seen = DataSeen.of(start)
-    for other in finished:
-        try:
-            known = DataSeen.of(first_event(other / "events.jsonl"))
-        except (OSError, UserError, KeyError, TypeError, AttributeError):
-            continue  # damage is told where the run is read
-        if seen.conflicts(known):
-            raise UserError(
-                f"the data has changed since {other.name} was run: {folder.name} would not compare with it; choose "
-                f"another --out, or delete {other.parent}"
-            )

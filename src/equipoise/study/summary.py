@@ -28,6 +28,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "warnings": remarks.warnings(results.rows),
         "rows": [_row_summary(results, row) for row in results.rows if row.runs],
         "tests": {data: tests for data in results.data_names if (tests := _tests(results, data))},
+        "incomparable": {data: told for data in results.data_names if (told := _incomparable(results, data))},
         "mean_ranks": results.ranking.means,
         "not_run": remarks.not_run(results),
         "later": remarks.later(results),
@@ -44,6 +45,12 @@ def _tests(results: StudyResults, data: str) -> list[dict[str, Any]]:
         for table in tables_of(results, data)
         for comparison in table.comparisons
     ]
+
+
+def _incomparable(results: StudyResults, data: str) -> list[str]:
+    """Why rows of a table do not compare, after its name."""
+    tables = tables_of(results, data)
+    return [": ".join(filter(None, (table.name, text))) for table in tables for text in table.incomparable]
 
 
 def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
