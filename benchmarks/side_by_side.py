@@ -49,9 +49,9 @@ class Lines:
     def ended(self, cell: Cell, how: str) -> None:
         say(cell, how)
         if how == "finished":
-            for result in read_run(cell.folder).finals:
-                if result.scope == "mean":
-                    say(cell, ", ".join(f"{name} {100 * value:.2f}" for name, value in result.metrics.items() if value))
+            for result in (result for result in read_run(cell.folder).finals if result.scope == "mean"):
+                known = {name: value for name, value in result.metrics.items() if value is not None}
+                say(cell, ", ".join(f"{name} {100 * value:.2f}" for name, value in known.items()))
 
 
 def planned(out: Path, wanted: str) -> tuple[Cell, Config]:

@@ -26,6 +26,7 @@ from equipoise.methods import all_options, method_names
 from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
+from equipoise.study.checks import is_finished
 from equipoise.study.cli import print_tables
 from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
 from equipoise.study.database import write_database
@@ -34,7 +35,7 @@ from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.net_cost import net_cost
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
-from equipoise.study.runner import is_finished, run_grid
+from equipoise.study.runner import run_grid
 from equipoise.study.statistics import compare_with_best, ranking, spread
 from equipoise.study.summary import summary
 from equipoise.study.table import tables_of

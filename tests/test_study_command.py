@@ -17,8 +17,9 @@ from equipoise import cli
 from equipoise.config import override
 from equipoise.engine.files import claimed_folder
 from equipoise.study import database
+from equipoise.study.checks import is_finished
 from equipoise.study.config import cell_config, grid, load_study
-from equipoise.study.runner import is_finished, run_grid
+from equipoise.study.runner import run_grid
 from harness import TINY as SMALL
 from harness import events
 

@@ -113,11 +113,11 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -
     """
     config = setting.config
     values, usual = config.model_dump(), Config().model_dump()
-    for key in client.ignores(setting):
+    ignored = client.ignores(setting)
+    for key in ignored:
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
-    ignored = client.ignores(setting)
     for where, part in tables_in(config):
         unused = {} if where in ignored else part.unused()
         for name, reason in unused.items():

@@ -47,8 +47,9 @@ def study(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
+    from equipoise.study.checks import Checks, check_common_sets
     from equipoise.study.config import grid, load_study
-    from equipoise.study.runner import Checks, Outcome, check_common_sets
+    from equipoise.study.runner import Outcome
 
     if source == "list":
         list_studies()
@@ -169,7 +170,7 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
 
 def print_plan(planned: Sequence[tuple[Cell, Config]]) -> None:
     """The runs of the grid, row by row, with what has been done, and what stands in the way."""
-    from equipoise.study.runner import check_finished, is_finished
+    from equipoise.study.checks import check_finished, is_finished
 
     table = Table("row", "method", "data", "finished", "begun", "to run", box=SIMPLE_HEAD)
     rows: dict[tuple[str, str, str], tuple[list[str], list[str], list[str]]] = {}

@@ -18,8 +18,8 @@ from rich.progress import (
 )
 
 from equipoise.config import Config
+from equipoise.study.checks import is_finished
 from equipoise.study.config import Cell
-from equipoise.study.runner import is_finished
 
 
 class GridProgress:

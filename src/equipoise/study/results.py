@@ -13,9 +13,10 @@ from equipoise.config import EvaluationConfig
 from equipoise.errors import UserError, first_line
 from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
+from equipoise.study.checks import REMEDY, DamagedRun, check_log, is_finished
 from equipoise.study.config import PART_TITLES, Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
 from equipoise.study.rows import RowResult, RunResult, holders
-from equipoise.study.runner import REMEDY, DamagedRun, check_log, is_finished, shared_with
+from equipoise.study.runner import shared_with
 from equipoise.study.same_data import kinds
 from equipoise.study.statistics import Ranking, ranking
 
