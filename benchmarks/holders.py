@@ -60,8 +60,9 @@ def holders(run: RunRecord, first: int) -> dict[str, Any]:
     }
 
 
-def _mean(values: np.ndarray) -> float:
-    return round(float(values.mean()), 2)
+def _mean(values: np.ndarray) -> float | None:
+    """None where there are no values: with all sites in each round every class takes part."""
+    return round(float(values.mean()), 2) if values.size else None
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ STUDIES = {
             "fml": "FML",
             "prr": "PRR, the paper's reading",
             "prr-released": "PRR, nearly as released",
+            "prr-exact": "PRR, as released",
         },
     ),
     "prr-dermoscopy-grouped": (
@@ -70,6 +71,7 @@ STUDIES = {
             "fedbm": "FedBM",
             "fedbm-cgde": "FedBM without its generator",
             "random": "a frozen classifier of random directions",
+            "fedbm, all sites": "control: FedBM, all sites in each round",
         },
     ),
     "fedbm-tuning-pbc": (

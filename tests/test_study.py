@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -744,6 +745,14 @@ def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path,
     assert "Validation, per cent." in shown["table.tex"] and "Test, per cent." not in shown["table.tex"]
     base = sqlite3.connect(tmp_path / "study.sqlite")
     assert base.execute("SELECT DISTINCT part FROM results").fetchall() == [("valid",)]
+
+
+@pytest.mark.parametrize(("width", "below"), [(40, True), (200, False)])
+def test_on_a_narrow_console_deviations_stand_below_the_means(width, below, tmp_path, capsys, monkeypatch):
+    study = make_up(choosing_study(), tmp_path)
+    monkeypatch.setattr("equipoise.study.cli.console", Console(width=width))
+    print_tables(collect(study, tmp_path))
+    assert below == any(line.lstrip().startswith("±") for line in capsys.readouterr().out.splitlines())
 
 
 def test_no_test_score_has_an_effect_on_a_study_that_chooses_settings(tmp_path):

@@ -112,6 +112,16 @@ def test_the_plan_says_what_is_finished_and_runs_nothing(equipoise, tmp_path):
     assert {path.name for path in Path("studies/small/runs").iterdir()} == {"local-seed2"}
 
 
+def test_the_plan_names_what_is_kept_for_later(equipoise, tmp_path):
+    rows = [ROWS[0] | {"later": [2, 3]}, ROWS[1] | {"seeds": [], "later": [1]}]
+    study = str(write_study(tmp_path / "small.toml", row=rows))
+    _, out, _ = equipoise(study, "--plan")
+    assert "to run later" in out and "fedavg fedavg 1 2, 3 local local 1 finished" in out
+    _, out, _ = equipoise(study, "--plan", "--full")
+    assert "fedavg fedavg 1, 2, 3 local local 1 finished" in out
+    assert not Path("studies").exists()
+
+
 # ---- other processes -----------------------------------------------------------------------------------------------
 
 

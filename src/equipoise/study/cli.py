@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from equipoise.study.table import StudyTable
 
 console = Console()
+#: rows' names up to this length stay on one line of a printed table
+LONGEST_NAME = 20
+#: columns of a console that no table needs
+WIDE = 1000
 
 
 def study(
@@ -71,7 +75,8 @@ def study(
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = _planned(config, cells, [*over, *(settings or [])])
         if plan:
-            print_plan(planned)
+            whole = grid(config, folder, _rows(config, only), full=True)
+            print_plan(planned, [cell for cell in whole if cell not in cells])
             return
         if config.scope == "common":
             check_common_sets(config, planned)
@@ -168,26 +173,28 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
         )
 
 
-def print_plan(planned: Sequence[tuple[Cell, Config]]) -> None:
-    """The runs of the grid, row by row, with what has been done, and what stands in the way."""
+def print_plan(planned: Sequence[tuple[Cell, Config]], kept: Sequence[Cell]) -> None:
+    """The runs of the grid, row by row, with what has been done, what is kept for later, and what stands in the way."""
     from equipoise.study.checks import check_finished, is_finished
 
-    table = Table("row", "method", "data", "finished", "begun", "to run", box=SIMPLE_HEAD)
-    rows: dict[tuple[str, str, str], tuple[list[str], list[str], list[str]]] = {}
+    table = Table("row", "method", "data", "finished", "begun", "to run", "later", box=SIMPLE_HEAD)
+    table.columns[0].overflow = "fold"
+    rows: dict[tuple[str, str, str], tuple[list[int], ...]] = {}
     problems: list[str] = []
-    for cell, config in planned:
+    for cell, config in [*planned, *((cell, None) for cell in kept)]:
         finished, begun = is_finished(cell.folder), (cell.folder / "events.jsonl").exists()
         key = (cell.row.name, cell.row.method, cell.data.name if cell.data else "")
-        rows.setdefault(key, ([], [], []))[0 if finished else 1 if begun else 2].append(str(cell.seed))
+        columns = rows.setdefault(key, ([], [], [], []))
+        columns[0 if finished else 1 if begun else 2 if config else 3].append(cell.seed)
         try:
-            if finished:
+            if finished and config:
                 check_finished(cell, config)
         except UserError as problem:
             problems.append(str(problem))
     for key, columns in rows.items():
-        table.add_row(*key, *map(", ".join, columns))
+        table.add_row(*map(escape, key), *(", ".join(map(str, sorted(seeds))) for seeds in columns))
     console.print(table)
-    console.print("finished, begun, to run: seeds. Nothing was run.", style="dim")
+    console.print("finished, begun, to run: seeds; later: those of --full. Nothing was run.", style="dim")
     if problems:
         raise UserError(f"{len(problems)} of the finished runs cannot be used; the first: {problems[0]}")
 
@@ -237,20 +244,30 @@ def print_tables(results: StudyResults) -> None:
 
 
 def _print_table(table: StudyTable) -> None:
-    from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
     from equipoise.study.remarks import leaks
 
-    results = table.results
-    title = ", ".join(text for text in (results.study.name, table.name, table.data) if text)
-    shown = Table("method", "seeds", title=escape(f"{title}: {results.part}, %"), box=SIMPLE_HEAD)
+    shown = _shown(table)
+    needed = console.measure(shown, options=console.options.update(width=WIDE)).maximum
+    console.print(shown if needed <= console.width else _shown(table, narrow=True))
+    tests = [table.tests_note] if table.tests_note else []
+    for note in [table.rule, table.results.scope, *leaks(table.rows), *table.incomparable, *tests]:
+        console.print(escape(note), highlight=False, style="dim")
+
+
+def _shown(table: StudyTable, narrow: bool = False) -> Table:
+    """The table as it is printed; on a narrow console deviations stand below the means."""
+    from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
+
+    study, columns = table.results.study, [column for column in table.columns if not column.paper]
+    title = ", ".join(text for text in (study.name, table.name, table.data) if text)
+    shown = Table("method", "seeds", title=escape(f"{title}: {table.results.part}, %"), box=SIMPLE_HEAD)
+    names = [row.row.name for row in table.rows]
     shown.columns[0].overflow = "fold"
-    columns = [column for column in table.columns if not column.paper]
+    shown.columns[0].min_width = min(max(map(len, names), default=0), LONGEST_NAME)
     for column in columns:
         shown.add_column(SHORT_TITLES.get(column.metric, METRIC_TITLES[column.metric]), justify="right")
-    for row in table.rows:
+    for row, name in zip(table.rows, names):
         texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
-        shown.add_row(row.row.name, str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
-    console.print(shown)
-    tests = [table.tests_note] if table.tests_note else []
-    for note in [table.rule, results.scope, *leaks(table.rows), *table.incomparable, *tests]:
-        console.print(escape(note), highlight=False, style="dim")
+        texts = [(text.replace(" ± ", "\n± ") if narrow else text, best) for text, best in texts]
+        shown.add_row(escape(name), str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
+    return shown
