@@ -247,11 +247,18 @@ def _print_table(table: StudyTable) -> None:
     from equipoise.study.remarks import leaks
 
     shown = _shown(table)
-    needed = console.measure(shown, options=console.options.update(width=WIDE)).maximum
-    console.print(shown if needed <= console.width else _shown(table, narrow=True))
+    if not _fits(shown):
+        shown = _shown(table, narrow=True)
+    if not _fits(shown):
+        shown.columns[0].min_width = None  # names fold
+    console.print(shown)
     tests = [table.tests_note] if table.tests_note else []
     for note in [table.rule, table.results.scope, *leaks(table.rows), *table.incomparable, *tests]:
         console.print(escape(note), highlight=False, style="dim")
+
+
+def _fits(shown: Table) -> bool:
+    return console.measure(shown, options=console.options.update(width=WIDE)).maximum <= console.width
 
 
 def _shown(table: StudyTable, narrow: bool = False) -> Table:
@@ -261,6 +268,7 @@ def _shown(table: StudyTable, narrow: bool = False) -> Table:
     study, columns = table.results.study, [column for column in table.columns if not column.paper]
     title = ", ".join(text for text in (study.name, table.name, table.data) if text)
     shown = Table("method", "seeds", title=escape(f"{title}: {table.results.part}, %"), box=SIMPLE_HEAD)
+    shown.padding = (0, 0, 0, 1) if narrow else (0, 1)
     names = [row.row.name for row in table.rows]
     shown.columns[0].overflow = "fold"
     shown.columns[0].min_width = min(max(map(len, names), default=0), LONGEST_NAME)
