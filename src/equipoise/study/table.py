@@ -76,7 +76,7 @@ class StudyTable:
     def cell(self, row: RowResult, column: Column) -> str:
         """Our score, marked where tests tell it from the best, or the paper's."""
         if column.paper:
-            known = [other.row.paper.get(column.metric) for other in self.rows]
+            known = [other.paper.get(column.metric) for other in self.results.study.rows]
             return decimals(row.row.paper.get(column.metric), known)
         mark = self.mark(row) if column.metric == self.results.study.primary else ""
         return number(row.scores.get(column.metric)) + mark
@@ -228,7 +228,7 @@ def number(value: Spread | None) -> str:
 
 
 def decimals(value: float | None, column: Sequence[float | None]) -> str:
-    """A paper's number with as many decimals as its column has; a dash when there is none."""
+    """A paper's number with as many decimals as its column has, rows without runs included; a dash when there is none."""
     if value is None:
         return "–"
     places = max(len(str(float(other)).partition(".")[2]) for other in column if other is not None)
@@ -277,7 +277,7 @@ def _cohort_table(results: StudyResults, rows: Sequence[RowResult], data: str, c
         scores = row.scores_of(view, "cohort", cohort)
         cells = [number(scores.get(column.metric)) for column in ours]
         for column in papers:
-            known = [other.row.paper_cohort.get(column.metric) for other in rows]
+            known = [other.paper_cohort.get(column.metric) for other in results.study.rows]
             cells.append(decimals(row.row.paper_cohort.get(column.metric), known))
         lines.append((row.row.name, [view, *cells]))
     text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
