@@ -124,6 +124,19 @@ def test_a_weight_too_few_or_too_many_is_refused(sites):
         weighted_mean(normal(sites, 2), [1, 1])
 
 
+def test_tensors_of_other_shapes_are_refused():
+    with pytest.raises(UserError, match=r"\(1,\), expected \(3,\)"):
+        weighted_mean([normal(3), normal(1)], [1, 1])
+    with pytest.raises(UserError, match="weights has the shape"):
+        weighted_mean(normal(2, 3), [[1], [1]])
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((3, 5), "linear"), ((3, 4, 5), "conv"), ((0, 4, 5), "linear")])
+def test_tensors_that_are_no_weights_of_their_kind_are_refused(shape, kind):
+    with pytest.raises(UserError, match=f"no weights of kind '{kind}'"):
+        fourier_average(normal(*shape), 0.9, kind)
+
+
 def test_inverse_distance_weights_are_inverse_to_the_distance():
     reference = torch.zeros(4)
     models = [reference + gap for gap in (1.0, 2.0, -4.0)]

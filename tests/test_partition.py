@@ -141,6 +141,10 @@ def test_a_single_site_has_everything_however_small_alpha(seed):
         (lambda: concentration(LABELS, 3, [1, 1, 1, 1, -2], 0.3, 0), r"alphas\[4\]=-2"),
         (lambda: concentration(LABELS, 3, [1.0] * 5, 1.0, 0), "removal=1.0"),
         (lambda: long_tail(LABELS, 0.5, 0), "ratio=0.5"),
+        (lambda: long_tail(LABELS, 2.0, 2**32), "seed=4294967296"),
+        (lambda: dirichlet_per_class(LABELS, 4, 1.0, -1), "seed=-1"),
+        (lambda: dirichlet_per_class([0.5, 1.0], 2, 1.0, 0), "class numbers.*not float64"),
+        (lambda: dirichlet_per_class([[0], [1]], 2, 1.0, 0), r"shape \(2, 1\)"),
     ],
 )
 def test_impossible_requests_are_refused_with_argument_and_value(divide, message):
@@ -150,7 +154,13 @@ def test_impossible_requests_are_refused_with_argument_and_value(divide, message
 
 def test_a_request_that_no_draw_can_meet_ends(monkeypatch):
     monkeypatch.setattr(partition, "MAX_DRAWS", 20)
+    monkeypatch.setattr(partition, "MAX_EQUAL_DRAWS", 20)
     with pytest.raises(UserError, match=r"alpha=0.0001: no draw in 20"):
         dirichlet_equal(LABELS, 10, 0.0001, 0)
     with pytest.raises(UserError, match=r"num_sites=40: no draw in 20"):
         concentration(LABELS[:50], 40, [0.01] * 5, 0.5, 0)
+
+
+def test_a_small_concentration_that_needs_many_draws_gets_them():
+    labels = np.repeat(np.arange(5), [300, 250, 203, 150, 100])
+    assert np.bincount(dirichlet_equal(labels, 10, 0.05, 3)).max() == 101  # the 17,926th

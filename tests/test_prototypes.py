@@ -269,3 +269,17 @@ def test_a_simplex_is_centred_and_drawn_from_its_generator():
 def test_more_class_vectors_than_dimensions_are_refused(frame):
     with pytest.raises(UserError, match="5 class vectors at equal angles need at least 5 dimensions, not 4"):
         frame(5, 4)
+
+
+@pytest.mark.parametrize("spread", ["biased", "clamped"])
+def test_global_prototypes_keep_double_precision(spread):
+    local, noise = normal(3, 2, 4), normal(2, 4, seed=1)
+    deviation = local.std(0, unbiased=False) if spread == "biased" else local.std(0).clamp(min=1.0)
+    assert_close(global_prototypes(local, noise, spread), local.mean(0) + noise * deviation, 1e-14)
+
+
+def test_noise_of_another_shape_and_a_simplex_of_one_are_refused():
+    with pytest.raises(UserError, match=r"noise has the shape \(4,\)"):
+        global_prototypes(normal(3, 2, 4), normal(4))
+    with pytest.raises(UserError, match="at least 2 classes, not 1"):
+        simplex_frame(1, 4)

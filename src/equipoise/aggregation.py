@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._checks import check_choice
+from equipoise._checks import check_choice, check_shape
 from equipoise.errors import UserError
 from equipoise.losses import widened
 
 Item = TypeVar("Item")
+#: axes of the weights of sites, by what `fourier_average` makes of them
+DIMENSIONS = {"conv": 5, "linear": 3, "classifier": 2}
 
 
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
@@ -27,6 +29,7 @@ def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence
     first, share = next(used)
     mean = _averageable(first) * share
     for tensor, share in used:
+        check_shape("a site's tensor", tensor.shape, first.shape)
         mean.add_(_averageable(tensor), alpha=share)
     return _as_before(mean, first.dtype)
 
@@ -69,6 +72,7 @@ def _weighed(items: Iterable[Item], weights: Tensor | Sequence[float]) -> Iterat
 def _shares(weights: Tensor | Sequence[float]) -> list[float]:
     """The weights over their sum, in float64."""
     values = torch.as_tensor(weights, dtype=torch.float64)
+    check_shape("weights", values.shape, [values.numel()])
     if not (values.isfinite().all() and values.sum() > 0 and values.min() >= 0):
         raise UserError(f"weights of sites must be non-negative with a positive sum, not {values.tolist()}")
     return (values / values.sum()).tolist()
@@ -139,7 +143,9 @@ def fourier_average(
 
 def _as_signals(tensors: Tensor, kind: str) -> Tensor:
     """Weights (K, ...) as the signals (K, rows, columns) that are transformed."""
-    check_choice("kind", kind, ("conv", "linear", "classifier"))
+    check_choice("kind", kind, DIMENSIONS)
+    if tensors.dim() < DIMENSIONS[kind] or not len(tensors):
+        raise UserError(f"tensors of shape {tuple(tensors.shape)} are no weights of kind {kind!r}, one for each site")
     if kind != "conv":
         return tensors
     return tensors.movedim(-4, -1).flatten(-2).flatten(-3, -2)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_choice
+from equipoise._checks import check_choice, check_shape
 from equipoise.errors import UserError
 from equipoise.losses import widened, working_dtype
 
@@ -138,9 +138,10 @@ def global_prototypes(
     check_choice("spread", spread, ("biased", "clamped", "none"))
     if present is None:
         present = local_prototypes.new_ones(local_prototypes.shape[:2], dtype=torch.bool)
+    check_shape("noise", noise.shape, local_prototypes.shape[1:])
     local_prototypes = widened(local_prototypes)
     held = present[..., None]
-    sites = held.sum(0)
+    sites = held.sum(0).to(local_prototypes.dtype)
     mean = local_prototypes.masked_fill(~held, 0.0).sum(0) / sites.clamp(min=1)
     if spread == "none":
         return mean
@@ -167,5 +168,7 @@ def simplex_frame(num_classes: int, size: int, generator: torch.Generator | None
 
     Also called a simplex equiangular tight frame (ETF). The vectors sum to zero.
     """
+    if num_classes < 2:
+        raise UserError(f"a simplex needs at least 2 classes, not {num_classes}")
     vectors = orthogonal_frame(num_classes, size, generator)
     return math.sqrt(num_classes / (num_classes - 1)) * (vectors - vectors.mean(0))

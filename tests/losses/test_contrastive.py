@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from closeness import assert_close, assert_golden, gradient
+from equipoise.errors import UserError
 from equipoise.losses import (
     inter_client_contrastive,
     intra_client_contrastive,
@@ -103,3 +104,10 @@ def test_samples_of_classes_without_prototype_do_not_pull():
         slope = gradient(lambda z, p=present: prototype_contrastive(z, LABELS, prototypes, p), features)
         assert (slope[~present[LABELS]] == 0).all() and (slope[present[LABELS]] != 0).all()
     assert prototype_contrastive(features, LABELS, prototypes, torch.zeros(4, dtype=torch.bool)) == 0
+
+
+def test_features_without_the_axis_of_views_are_refused():
+    with pytest.raises(UserError, match="images, views, dimensions"):
+        intra_client_contrastive(unit(5, 8), LABELS, COUNTS)
+    with pytest.raises(UserError, match="images, views, dimensions"):
+        inter_client_contrastive(unit(5, 8), LABELS, unit(4, 8))

@@ -215,3 +215,11 @@ def test_prototype_distance_gives_nothing_to_classes_without_prototype():
     assert_close(prototype_distance(features, LABELS, prototypes, present), expected, 1e-12)
     slope = gradient(lambda z: prototype_distance(z, LABELS, prototypes, present), features)
     assert (slope[~others] == 0).all() and (slope[others] != 0).all()
+
+
+def test_prototypes_that_do_not_belong_together_are_refused():
+    logits, counts = normal(5, 3), torch.tensor([5, 3, 2])
+    with pytest.raises(UserError, match="both or neither"):
+        conjoint_prototype_aligned(logits, LABELS, counts, normal(3, 4))
+    with pytest.raises(UserError, match=r"\(3, 1\), expected \(3, 4\)"):
+        conjoint_prototype_aligned(logits, LABELS, counts, normal(3, 4), normal(3, 1))

@@ -162,6 +162,25 @@ def test_a_site_without_any_sample_has_finite_frequencies():
     assert_close(loss, math.log(4))
 
 
+@pytest.mark.parametrize("loss", [balanced_softmax, fedlc, logit_adjusted, restricted_softmax])
+def test_values_for_other_classes_than_those_of_the_logits_are_refused(loss):
+    for values in (torch.ones(1), torch.ones(3)):
+        with pytest.raises(UserError, match=r"expected \(4,\)"):
+            loss(some_logits(7, 4), LABELS, values)
+
+
+def test_an_absent_class_is_out_whatever_its_loss():
+    margins = difficulty_margins(torch.tensor([5, 0, 2]), torch.tensor([1.0, math.nan, 1.0]))
+    assert margins[1] == -math.inf and margins.isfinite().sum() == 2
+
+
+def test_class_loss_sums_count_every_pixel_as_a_sample():
+    logits, labels = some_logits(2, 4, 3, 5), torch.arange(30).reshape(2, 3, 5) % 4
+    flat = class_loss_sums(logits.movedim(1, -1).reshape(-1, 4), labels.flatten())
+    for dense, plain in zip(class_loss_sums(logits, labels), flat):
+        assert_close(dense, plain, 1e-12)
+
+
 def test_an_unknown_loss_is_refused_with_the_names_of_the_known():
     with pytest.raises(UserError, match=r"'dice'.*balanced_softmax.*ce.*fedeamc.*fedlc.*focal"):
         supervised_loss("dice")

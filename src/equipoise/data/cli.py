@@ -50,7 +50,7 @@ def data_inspect(
     name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")] = "phantom",
     root: Annotated[Path | None, typer.Option(help="folder of the raw files")] = None,
     size: Annotated[int | None, typer.Option(min=8)] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 1,
     chart: Annotated[Path | None, typer.Option(help="draw the site x class bubble chart here (PNG, SVG, PDF)")] = None,
     settings: Settings = None,
 ) -> None:

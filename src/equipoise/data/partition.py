@@ -17,7 +17,10 @@ GROUP = 10
 """Sites that share one Dirichlet draw in FedIIC's partition, which therefore needs as many."""
 
 MAX_DRAWS = 10_000
-"""Attempts at a partition without (nearly) empty sites before the request is called impossible."""
+"""Attempts at a partition without empty sites before the request is called impossible."""
+
+MAX_EQUAL_DRAWS = 200_000
+"""Attempts at sites of at least half an equal share, of which a small concentration needs many: half a minute."""
 
 Partition = NDArray[np.int64]
 
@@ -31,7 +34,7 @@ def dirichlet_equal(labels: ArrayLike, num_sites: int, alpha: float, seed: int) 
     classes = _checked(labels, num_sites, alpha=alpha)
     if num_sites < GROUP:
         raise UserError(f"num_sites={num_sites}: the equal-size Dirichlet partition needs at least {GROUP} sites")
-    random = RandomState(seed)
+    random = _random(seed)
     # A list, shuffled by swapping its entries: the draws that an array would take differ.
     shuffled = np.argsort(classes, kind="stable").tolist()
     random.shuffle(shuffled)
@@ -54,7 +57,7 @@ def _divide_group(
     """The samples of one group in the order of its sites, each of which gets at least half an equal share."""
     full, least = len(samples) / num_sites, int(0.5 * len(samples) / num_sites)
     members = [samples[classes[samples] == label] for label in range(classes.max() + 1)]
-    for _ in range(MAX_DRAWS):
+    for _ in range(MAX_EQUAL_DRAWS):
         sites: list[list[NDArray[np.int64]]] = [[] for _ in range(num_sites)]
         sizes = np.zeros(num_sites, dtype=np.int64)
         for member in members:
@@ -72,8 +75,8 @@ def _divide_group(
             if sizes.min() >= least:
                 return np.concatenate([piece for site in sites for piece in site])
     raise UserError(
-        f"alpha={alpha}: no draw in {MAX_DRAWS} gave each of {num_sites} sites {least} of "
-        f"{len(samples)} samples; raise alpha or take fewer sites"
+        f"alpha={alpha}: no draw in {MAX_EQUAL_DRAWS} gave each of {num_sites} sites {least} of "
+        f"{len(samples)} samples; raise alpha, take fewer sites, or try another seed"
     )
 
 
@@ -83,7 +86,7 @@ def dirichlet_per_class(labels: ArrayLike, num_sites: int, alpha: float, seed: i
     Nothing keeps a site from being empty where alpha is small or samples are few; another seed may do better.
     """
     classes = _checked(labels, num_sites, alpha=alpha)
-    random = RandomState(seed)
+    random = _random(seed)
     num_classes = int(classes.max()) + 1
     members = [np.flatnonzero(classes == label).tolist() for label in range(num_classes)]
     for member in members:
@@ -110,7 +113,7 @@ def concentration(labels: ArrayLike, num_sites: int, alphas: Sequence[float], re
         raise UserError(f"alphas holds {len(alphas)} values, but the labels hold {num_classes} classes")
     if not 0 <= removal < 1:
         raise UserError(f"removal={removal}: the chance that a site lacks a class must be in [0, 1)")
-    random = RandomState(seed)
+    random = _random(seed)
     for _ in range(MAX_DRAWS):
         owners = np.empty_like(classes)
         for label in range(num_classes):
@@ -139,7 +142,7 @@ def long_tail(labels: ArrayLike, ratio: float, seed: int) -> NDArray[np.int64]:
     classes = np.asarray(labels, dtype=np.int64).ravel()
     if not (ratio >= 1 and np.isfinite(ratio)):
         raise UserError(f"ratio={ratio}: the largest class cannot be smaller than the smallest; give at least 1")
-    random = RandomState(seed)
+    random = _random(seed)
     present, counts = np.unique(classes, return_counts=True)
     kept = []
     for rank, index in enumerate(np.argsort(-counts, kind="stable")):
@@ -151,7 +154,10 @@ def long_tail(labels: ArrayLike, ratio: float, seed: int) -> NDArray[np.int64]:
 
 def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.int64]:
     """The labels as an array (n,), once they, the number of sites and the concentrations make sense."""
-    classes = np.asarray(labels, dtype=np.int64).ravel()
+    given = np.asarray(labels)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iub"):
+        raise UserError(f"labels: expected class numbers (n,), not {given.dtype} of shape {given.shape}")
+    classes = given.astype(np.int64)
     if num_sites < 1:
         raise UserError(f"num_sites={num_sites}: a partition needs at least one site")
     if not len(classes):
@@ -162,6 +168,13 @@ def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.i
         if not alpha > 0:
             raise UserError(f"{name}={alpha}: a Dirichlet concentration must be above 0")
     return classes
+
+
+def _random(seed: int) -> RandomState:
+    """The draws of a seed."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed={seed}: expected a number from 0 to {2**32 - 1}")
+    return RandomState(seed)
 
 
 def _shares(random: RandomState, alpha: float, num_sites: int) -> NDArray[np.float64]:

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise._checks import check_shape
+
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
     """The type a loss is computed in: float32 at least, for half precision is too coarse."""
@@ -22,6 +24,7 @@ def cross_entropy_of(logits: Tensor, labels: Tensor, reduction: str = "mean") ->
 
 def per_class(values: Tensor, logits: Tensor) -> Tensor:
     """Values (C,) shaped to broadcast over logits (B, C, ...)."""
+    check_shape("a value for each class", values.shape, logits.shape[1:2])
     return values.reshape(-1, *[1] * (logits.dim() - 2))
 
 

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_choice
+from equipoise._checks import check_choice, check_shape
+from equipoise.errors import UserError
 from equipoise.losses._shapes import cross_entropy_over, rows, widened
 
 EPSILON = 1e-6
@@ -69,6 +70,7 @@ def imbalance_ratios(class_counts: Tensor, beta: float = 0.8) -> Tensor:
 
 def alignment_weights(local_prototypes: Tensor, global_prototypes: Tensor, tau: float = 3.0) -> Tensor:
     """CPA's gamma (C,), (1 + tau) / (cos + tau): above 1 where local and global prototypes (C, D) part."""
+    check_shape("global_prototypes", global_prototypes.shape, local_prototypes.shape)
     local_prototypes, global_prototypes = widened(local_prototypes), widened(global_prototypes)
     lengths = local_prototypes.norm(dim=-1) * global_prototypes.norm(dim=-1)
     cosine = (local_prototypes * global_prototypes).sum(-1) / (lengths + EPSILON)
@@ -96,6 +98,8 @@ def conjoint_prototype_aligned(
     ratios = imbalance_ratios(class_counts.to(z.dtype), beta)[labels]
     own = exponentials.gather(1, labels[:, None]).squeeze(1)
     losses = -(own / ((ratios * exponentials).sum(1) + EPSILON) + EPSILON).log()
+    if (local_prototypes is None) != (global_prototypes is None):
+        raise UserError("local and global prototypes belong together: give both or neither")
     if local_prototypes is not None and global_prototypes is not None:
         gamma = alignment_weights(local_prototypes, global_prototypes, tau).to(z.dtype)
         losses = gamma[labels] * losses

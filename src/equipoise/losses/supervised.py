@@ -42,13 +42,14 @@ def difficulty_margins(class_counts: Tensor, class_losses: Tensor, exponent: flo
     that is absent at the site gets -inf; equal counts and losses give equal margins, which change nothing.
     """
     losses = widened(class_losses)
-    return (frequencies(class_counts, losses.dtype) / (losses.pow(exponent) + 1e-5)).log()
+    margins = (frequencies(class_counts, losses.dtype) / (losses.pow(exponent) + 1e-5)).log()
+    return margins.masked_fill(class_counts == 0, -torch.inf)  # also where a loss of no sample is not a number
 
 
 def class_loss_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What a site tells of its classes' difficulty: summed cross entropy and number of samples, (C,) each."""
-    losses = cross_entropy_of(logits, labels, reduction="none")
-    members = membership(labels, logits.shape[1], losses.dtype)
+    losses = cross_entropy_of(logits, labels, reduction="none").flatten()
+    members = membership(labels.flatten(), logits.shape[1], losses.dtype)
     return losses @ members, members.sum(0)
 
 

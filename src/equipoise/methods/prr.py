@@ -28,6 +28,7 @@ from equipoise.engine.protocol import (
     Value,
     Work,
 )
+from equipoise.errors import UserError
 from equipoise.losses import membership, mutual_kl
 from equipoise.methods._common import average, total
 from equipoise.methods._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, CPAClient
@@ -49,6 +50,8 @@ def next_stage(
     A deputy below `recover` times the personal score has to recover. Otherwise recovering leads to exchange, never
     straight on, and exchange to sublimation once the deputy reaches `sublimate` times the personal score.
     """
+    if stage not in (0, RECOVER, EXCHANGE, SUBLIMATE):
+        raise UserError(f"stage={stage}: DET has the steps 1, 2 and 3, and 0 before a round")
     if stage == 0 or deputy_score < recover * personal_score:
         return RECOVER
     if stage == RECOVER or deputy_score < sublimate * personal_score:
@@ -278,9 +281,14 @@ class PRRClient(CPAClient):
         if self.options.staged and self.options.det_metric == "train":
             self.count_predictions(batch, out)
         deputy_loss = self.supervised(out.deputy_logits, batch.label)
-        to_deputy = self.deputy_learns * mutual_kl(out.deputy_logits, out.logits)
-        to_personal = self.personal_learns * mutual_kl(out.logits, out.deputy_logits)
+        to_deputy = self.taught(self.deputy_learns, out.deputy_logits, out.logits)
+        to_personal = self.taught(self.personal_learns, out.logits, out.deputy_logits)
         return loss + to_personal + deputy_loss + to_deputy
+
+    @staticmethod
+    def taught(learns: Tensor, student: Tensor, teacher: Tensor) -> Tensor:
+        """KL to a teacher behind its gate; behind a closed one it may be anything, also not a number."""
+        return learns * mutual_kl(student, torch.where(learns > 0, teacher, student))
 
     @torch.no_grad()
     def count_predictions(self, batch: Batch, out: Any) -> None:

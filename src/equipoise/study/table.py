@@ -228,7 +228,7 @@ def number(value: Spread | None) -> str:
 
 
 def decimals(value: float | None, column: Sequence[float | None]) -> str:
-    """A paper's number with as many decimals as its column has, rows without runs included; a dash when there is none."""
+    """A paper's number with as many decimals as its whole column has, run or not; a dash when there is none."""
     if value is None:
         return "–"
     places = max(len(str(float(other)).partition(".")[2]) for other in column if other is not None)
