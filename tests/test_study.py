@@ -28,12 +28,12 @@ from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
 from equipoise.study.checks import is_finished
-from equipoise.study.cli import print_tables
 from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
 from equipoise.study.database import write_database
 from equipoise.study.figures import curve_view
 from equipoise.study.files import to_csv, to_latex, to_markdown
 from equipoise.study.net_cost import net_cost
+from equipoise.study.printed import print_tables
 from equipoise.study.report import render, write_study
 from equipoise.study.results import collect
 from equipoise.study.runner import run_grid
@@ -734,7 +734,7 @@ def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path,
     assert rows["prr"]["sites"]["Vienna"]["macro_f1"]["mean"] == pytest.approx(48.0)
     assert rows["prr"]["views"].keys() == {"global", "personal", "trained"} and not rows["prr"]["cohorts"]
     assert whole["tests"][""][0]["difference"] == pytest.approx(48.0 - 52.0 * 2 / 3)
-    print_tables(results)
+    print_tables(Console(), results)
     shown = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.suffix != ".sqlite"}
     console = " ".join(capsys.readouterr().out.split())
     assert "made-up: validation, %" in console and "48.00 ± 1.15" in console
@@ -748,10 +748,9 @@ def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path,
 
 
 @pytest.mark.parametrize(("width", "below"), [(40, True), (200, False)])
-def test_on_a_narrow_console_deviations_stand_below_the_means(width, below, tmp_path, capsys, monkeypatch):
+def test_on_a_narrow_console_deviations_stand_below_the_means(width, below, tmp_path, capsys):
     study = make_up(choosing_study(), tmp_path)
-    monkeypatch.setattr("equipoise.study.cli.console", Console(width=width))
-    print_tables(collect(study, tmp_path))
+    print_tables(Console(width=width), collect(study, tmp_path))
     assert below == any(line.lstrip().startswith("±") for line in capsys.readouterr().out.splitlines())
 
 

@@ -21,15 +21,9 @@ if TYPE_CHECKING:
     from equipoise.config import Config
     from equipoise.engine.loop import Run
     from equipoise.study.config import Cell, StudyConfig
-    from equipoise.study.results import StudyResults
     from equipoise.study.runner import Outcome
-    from equipoise.study.table import StudyTable
 
 console = Console()
-#: rows' names up to this length stay on one line of a printed table
-LONGEST_NAME = 20
-#: columns of a console that no table needs
-WIDE = 1000
 
 
 def study(
@@ -53,6 +47,7 @@ def study(
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
     from equipoise.study.checks import Checks, check_common_sets
     from equipoise.study.config import grid, load_study
+    from equipoise.study.printed import print_plan
     from equipoise.study.runner import Outcome
 
     if source == "list":
@@ -76,7 +71,7 @@ def study(
         planned = _planned(config, cells, [*over, *(settings or [])])
         if plan:
             whole = grid(config, folder, _rows(config, only), full=True)
-            print_plan(planned, [cell for cell in whole if cell not in cells])
+            print_plan(console, planned, [cell for cell in whole if cell not in cells])
             return
         if config.scope == "common":
             check_common_sets(config, planned)
@@ -109,6 +104,7 @@ def _run(
 def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:
     """Write and show what there is, and say what came of the runs."""
     from equipoise.engine.files import claimed_folder
+    from equipoise.study.printed import print_tables
     from equipoise.study.report import write_study
     from equipoise.study.results import collect
 
@@ -117,7 +113,7 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
         if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
             write_study(results, folder)
     if results.runs:
-        print_tables(results)
+        print_tables(console, results)
     elif report_only:
         raise UserError(f"{folder} holds no finished run of {config.name}: nothing was written")
     if outcome.stopped:
@@ -173,32 +169,6 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
         )
 
 
-def print_plan(planned: Sequence[tuple[Cell, Config]], kept: Sequence[Cell]) -> None:
-    """The runs of the grid, row by row, with what has been done, what is kept for later, and what stands in the way."""
-    from equipoise.study.checks import check_finished, is_finished
-
-    table = Table("row", "method", "data", "finished", "begun", "to run", "later", box=SIMPLE_HEAD)
-    table.columns[0].overflow = "fold"
-    rows: dict[tuple[str, str, str], tuple[list[int], ...]] = {}
-    problems: list[str] = []
-    for cell, config in [*planned, *((cell, None) for cell in kept)]:
-        finished, begun = is_finished(cell.folder), (cell.folder / "events.jsonl").exists()
-        key = (cell.row.name, cell.row.method, cell.data.name if cell.data else "")
-        columns = rows.setdefault(key, ([], [], [], []))
-        columns[0 if finished else 1 if begun else 2 if config else 3].append(cell.seed)
-        try:
-            if finished and config:
-                check_finished(cell, config)
-        except UserError as problem:
-            problems.append(str(problem))
-    for key, columns in rows.items():
-        table.add_row(*map(escape, key), *(", ".join(map(str, sorted(seeds))) for seeds in columns))
-    console.print(table)
-    console.print("finished, begun, to run: seeds; later: those of --full. Nothing was run.", style="dim")
-    if problems:
-        raise UserError(f"{len(problems)} of the finished runs cannot be used; the first: {problems[0]}")
-
-
 def _rows(config: StudyConfig, asked: Sequence[str] | None) -> list[str] | None:
     """The names of rows that were asked for, each by itself or between commas, which a name may have too."""
     known = {row.name for row in config.rows}
@@ -232,50 +202,3 @@ def list_studies() -> None:
         first, everything = (len(grid(found, Path(), full=full)) for full in (False, True))
         table.add_row(name, found.title, str(len(found.rows)), str(first), str(everything))
     console.print(table)
-
-
-def print_tables(results: StudyResults) -> None:
-    """The study's tables on the console."""
-    from equipoise.study.table import tables_of
-
-    for data in results.data_names:
-        for table in tables_of(results, data):
-            _print_table(table)
-
-
-def _print_table(table: StudyTable) -> None:
-    from equipoise.study.remarks import leaks
-
-    shown = _shown(table)
-    if not _fits(shown):
-        shown = _shown(table, narrow=True)
-    if not _fits(shown):
-        shown.columns[0].min_width = None  # names fold
-    console.print(shown)
-    tests = [table.tests_note] if table.tests_note else []
-    for note in [table.rule, table.results.scope, *leaks(table.rows), *table.incomparable, *tests]:
-        console.print(escape(note), highlight=False, style="dim")
-
-
-def _fits(shown: Table) -> bool:
-    return console.measure(shown, options=console.options.update(width=WIDE)).maximum <= console.width
-
-
-def _shown(table: StudyTable, narrow: bool = False) -> Table:
-    """The table as it is printed; on a narrow console deviations stand below the means."""
-    from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
-
-    study, columns = table.results.study, [column for column in table.columns if not column.paper]
-    title = ", ".join(text for text in (study.name, table.name, table.data) if text)
-    shown = Table("method", "seeds", title=escape(f"{title}: {table.results.part}, %"), box=SIMPLE_HEAD)
-    shown.padding = (0, 0, 0, 1) if narrow else (0, 1)
-    names = [row.row.name for row in table.rows]
-    shown.columns[0].overflow = "fold"
-    shown.columns[0].min_width = min(max(map(len, names), default=0), LONGEST_NAME)
-    for column in columns:
-        shown.add_column(SHORT_TITLES.get(column.metric, METRIC_TITLES[column.metric]), justify="right")
-    for row, name in zip(table.rows, names):
-        texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
-        texts = [(text.replace(" ± ", "\n± ") if narrow else text, best) for text, best in texts]
-        shown.add_row(escape(name), str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
-    return shown
