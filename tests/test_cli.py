@@ -324,6 +324,13 @@ def test_training_that_diverges_is_said_plainly(equipoise):
     assert code == 2 and "lower train.optimiser.lr" in err
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_so_it_is_where_models_stay_at_their_sites(equipoise, workers):
+    settings = (f"--set=compute.workers={workers}", "--set=train.optimiser.lr=1e20")
+    code, _, err = equipoise("run", "--out", "out", "--method", "local", *QUICK, *settings)
+    assert code == 2 and "which the site keeps, holds NaN" in err and "lower train.optimiser.lr" in err
+
+
 def test_a_run_is_not_written_among_other_files(equipoise):
     write_images(Path("images"), {"a": 1})
     code, _, err = equipoise("run", "--out", "images", *QUICK)

@@ -23,6 +23,7 @@ from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
 from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.methods.local import LocalClient, LocalServer
 from harness import (
     all_state,
     assert_same_bits,
@@ -302,6 +303,28 @@ def test_an_unsent_message_entry_is_nan_not_a_leftover(tmp_path):
     assert events(folder, "round")[0]["missing"] == {}
     with pytest.raises(UserError, match=r"NaN or infinity.*lower train\.optimiser\.lr"):
         run_tiny(tmp_path / "again", variant(FedAvgClient, Forgetful), "train.rounds=2")
+
+
+def test_a_site_whose_own_model_diverges_goes_back_to_the_one_before(tmp_path):
+    class Diverges(LocalClient):
+        def train(self, message):
+            reply = yield from super().train(message)
+            if (self.site, self.round) == ("site 2", 2):
+                with torch.no_grad():
+                    self.net.head.weight[0] = torch.inf
+            return reply
+
+    folder = run_tiny(tmp_path, variant(Diverges, LocalServer), "train.rounds=2", "train.min_sites=1")
+    (missing,) = [event["missing"] for event in events(folder, "round")][1:]
+    assert list(missing) == ["site 2"] and "'net/head.weight', which the site keeps, holds NaN" in missing["site 2"]
+    assert all(tensor.isfinite().all() for tensor in site_states(folder).values())
+
+
+@pytest.mark.parametrize(("share", "sites", "count"), [(0.29, 100, 29), (0.57, 100, 57), (0.5, 5, 2), (0.999, 10, 9)])
+def test_a_share_of_sites_is_not_lost_to_binary_fractions(share, sites, count):
+    config = tiny_config("fedavg", f"train.participation={share}")
+    loop = SimpleNamespace(config=config, sites=[str(number) for number in range(sites)])
+    assert len(Run._drawn(loop, 1, 0)) == count
 
 
 def test_partial_participation_draws_from_the_seed(tmp_path):

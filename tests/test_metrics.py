@@ -112,6 +112,26 @@ def test_classes_outside_the_list_are_refused_by_name():
         balanced_accuracy([0, 1, 1], [0, 1])
 
 
+def test_classes_may_have_any_numbers_where_no_list_is_asked_for():
+    assert balanced_accuracy([0, 0, 100_000], [10**9, 0, 100_000]) == 0.75
+    assert accuracy([-1, -1, 1], [-1, 1, 1]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [0.0, math.nan], ["0", "1"]])
+def test_labels_that_are_no_numbers_of_classes_are_refused(labels):
+    with pytest.raises(UserError, match="labels are numbers of classes"):
+        balanced_accuracy(labels, [0, 1])
+
+
+def test_scores_and_counts_of_another_shape_are_refused():
+    with pytest.raises(UserError, match=r"expected \(samples, classes\)"):
+        balanced_auc([0, 1], [0.2, 0.8])
+    with pytest.raises(UserError, match="3 labels but 2 rows"):
+        calibration_bins([0, 1, 1], np.ones((2, 2)))
+    with pytest.raises(UserError, match=r"not the shape \(2, 3\)"):
+        from_confusion(np.ones((2, 3)))
+
+
 @pytest.mark.parametrize("bins", [10, 15, 100])
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below(bins):
     edges = np.arange(1, bins + 1) / bins

@@ -283,3 +283,11 @@ def test_noise_of_another_shape_and_a_simplex_of_one_are_refused():
         global_prototypes(normal(3, 2, 4), normal(4))
     with pytest.raises(UserError, match="at least 2 classes, not 1"):
         simplex_frame(1, 4)
+
+
+def test_an_assignment_without_width_and_embeddings_without_prompts_are_refused():
+    with pytest.raises(UserError, match="epsilon=0"):
+        sinkhorn(normal(4, 2), epsilon=0)
+    for shape in ((4, 8), (4, 0, 8)):
+        with pytest.raises(UserError, match="classes, prompts, dimensions"):
+            concept_statistics(torch.ones(shape))

@@ -57,7 +57,7 @@ class ScheduleConfig(Table):
         "constant", description="exponential: multiply by gamma after each round"
     )
     every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
-    milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma at these rounds")
+    milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma after so many rounds")
     gamma: PositiveFloat = Field(0.5, description="factor of one decay")
 
     def unused(self) -> dict[str, str]:

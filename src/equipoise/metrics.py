@@ -32,6 +32,8 @@ def from_confusion(confusion: ArrayLike) -> dict[str, Any]:
     nan.
     """
     counts = np.asarray(confusion, dtype=np.float64)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
+        raise UserError(f"a confusion matrix has a row and a column for each class, not the shape {counts.shape}")
     found, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     recall, f1 = _ratio(found, true), _ratio(2 * found, np.where(true > 0, true + predicted, 0))
     return {
@@ -64,8 +66,7 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.flo
     Labels (n,), probabilities (n, C). A class that is absent, the only one present, or scored with nan by a
     model that diverged, has no curve.
     """
-    scores = np.asarray(probabilities, dtype=np.float64)
-    true = _classes("labels", labels, scores.shape[1])
+    scores, true = _scored(labels, probabilities)
     present = np.unique(true)
     areas = np.full(scores.shape[1], np.nan)
     for label in present if len(present) > 1 else ():
@@ -87,8 +88,8 @@ def calibration_bins(
     Bins of several sites add up. Labels (n,), probabilities (n, C); bin b holds the samples with b / bins <
     confidence <= (b + 1) / bins.
     """
-    scores = np.asarray(probabilities, dtype=np.float64)
-    confidence, correct = scores.max(1), scores.argmax(1) == _classes("labels", labels, scores.shape[1])
+    scores, true = _scored(labels, probabilities)
+    confidence, correct = scores.max(1), scores.argmax(1) == true
     index = np.searchsorted(np.arange(1, bins) / bins, confidence)
     count, confidence_sum, correct_sum = (
         np.bincount(index, weights=values, minlength=bins) for values in (None, confidence, correct)
@@ -123,7 +124,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.int64]:
     """Class numbers (n,), refused where one is outside 0 .. num_classes - 1."""
-    classes = np.asarray(values, dtype=np.int64).ravel()
+    classes = _whole(argument, values)
     outside = classes[(classes < 0) | (classes >= num_classes)]
     if outside.size:
         raise UserError(f"{argument} holds class {outside[0]}, but classes run from 0 to {num_classes - 1}")
@@ -131,9 +132,29 @@ def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.i
 
 
 def _confusion(labels: ArrayLike, predictions: ArrayLike) -> NDArray[np.int64]:
-    """The confusion matrix, with as many classes as occur."""
-    num_classes = 1 + max(int(np.max(np.asarray(classes), initial=0)) for classes in (labels, predictions))
-    return confusion_matrix(labels, predictions, num_classes)
+    """The confusion matrix of the classes that occur, whatever their numbers."""
+    true, predicted = _whole("labels", labels), _whole("predictions", predictions)
+    names, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
+    return confusion_matrix(places[: len(true)], places[len(true) :], max(len(names), 1))
+
+
+def _whole(argument: str, values: ArrayLike) -> NDArray[np.int64]:
+    """Whole numbers (n,), refused where they are none."""
+    given = np.asarray(values).ravel()
+    if given.size and (given.dtype.kind not in "iubf" or not np.array_equal(given, np.trunc(given))):
+        raise UserError(f"{argument} are numbers of classes, not {given[:3].tolist()} ...")
+    return given.astype(np.int64)
+
+
+def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Probabilities (n, C) and labels (n,)."""
+    scores = np.asarray(probabilities, dtype=np.float64)
+    if scores.ndim != 2:
+        raise UserError(f"probabilities have the shape {scores.shape}, expected (samples, classes)")
+    true = _classes("labels", labels, scores.shape[1])
+    if len(true) != len(scores):
+        raise UserError(f"there are {len(true)} labels but {len(scores)} rows of probabilities")
+    return scores, true
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> NDArray[np.float64]:

@@ -23,6 +23,8 @@ def sinkhorn(similarity: Tensor, epsilon: float = 0.05, iterations: int = 3) -> 
     logarithms, which cannot overflow, in float64, or else many iterations would add up roundings. One cluster
     takes every sample whole.
     """
+    if not epsilon > 0:
+        raise UserError(f"epsilon={epsilon}: the width of an assignment must be above 0")
     plan = similarity.double() / epsilon
     plan = plan - plan.logsumexp((0, 1)) + math.log(max(len(plan), 1))
     for _ in range(iterations):
@@ -120,6 +122,8 @@ def concept_statistics(embeddings: Tensor) -> tuple[Tensor, Tensor]:
 
     The mean is not normalised again. A single prompt has no variance: 0.
     """
+    if embeddings.dim() != 3 or not embeddings.shape[1]:
+        raise UserError(f"embeddings have the shape {tuple(embeddings.shape)}, expected (classes, prompts, dimensions)")
     units = F.normalize(widened(embeddings), dim=-1)
     mean = units.mean(1)
     squares = (units - mean[:, None]).square().sum(1)

@@ -231,11 +231,12 @@ _BLOOD_CELLS = {
     "neutrophil": "neutrophil with a segmented nucleus",
     "platelet": "small platelet without a nucleus",
 }
+# The words of the paper and its released code, of retinas and of endoscopy.
 _RETINAL_DISEASES = {
     "AMD": "age-related macular degeneration",
-    "CNV": "choroidal neovascularisation",
+    "CNV": "choroidal neovascularization",
     "CSR": "central serous retinopathy",
-    "DME": "diabetic macular oedema",
+    "DME": "diabetic macular edema",
     "DR": "diabetic retinopathy",
     "DRUSEN": "choroidal drusen",
     "MH": "macular hole",
@@ -244,11 +245,11 @@ _RETINAL_DISEASES = {
 _GUT_FINDINGS = {
     "dyed-lifted-polyps": "dyed lifted polyp",
     "dyed-resection-margins": "dyed resection margin",
-    "esophagitis": "oesophagitis",
-    "normal-cecum": "normal caecum",
-    "normal-pylorus": "normal pylorus",
-    "normal-z-line": "normal Z-line",
-    "polyps": "polyp",
+    "esophagitis": "esophagitis",
+    "normal-cecum": "cecum",
+    "normal-pylorus": "pylorus",
+    "normal-z-line": "Z-line",
+    "polyps": "polyps",
     "ulcerative-colitis": "ulcerative colitis",
 }
 # What the phantom draws for each class, the most frequent first.

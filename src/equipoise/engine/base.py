@@ -15,6 +15,7 @@ from equipoise.engine.contract import Method, Setting
 from equipoise.engine.files import write_payload
 from equipoise.engine.protocol import (
     Ask,
+    Diverged,
     Payload,
     PerSite,
     Replies,
@@ -54,7 +55,7 @@ class Engine:
         self.views = self.client.views
         self.setting = setting
         self.states = states
-        #: why sites are out of the present round, and those of them whose reply held NaN or infinity
+        #: why sites are out of the present round, and those of them whose reply or state held NaN or infinity
         self.failed: dict[str, str] = {}
         self.diverged: set[str] = set()
         #: what a round can do without and a site did not do (measuring, writing models), told as warnings later:
@@ -113,6 +114,8 @@ class Engine:
         outcomes = yield from self.place.run(requests, ask, version)
         for request, outcome in zip(requests, outcomes):
             if isinstance(outcome, SiteFailure):
+                if isinstance(outcome, Diverged):
+                    self.diverged.add(request.site)
                 self._fail(request.site, str(outcome))
                 continue
             replies.append(Reply(request.site, outcome.payload))

@@ -242,7 +242,8 @@ class Run:
     def _drawn(self, number: int, attempt: int) -> list[str]:
         """The sites of a round: a share of all, drawn from the seed, in the federation's order."""
         share = self.config.train.participation
-        count = max(int(share * len(self.sites)), self.config.train.min_sites, 1)
+        whole = int(share * len(self.sites) + 1e-9)  # 0.29 of 100 sites are 29, and 28.999... in binary fractions
+        count = max(whole, self.config.train.min_sites, 1)
         if count >= len(self.sites):
             return list(self.sites)
         draw = random.Random(stream(self.config.seed, "participation", number, attempt))

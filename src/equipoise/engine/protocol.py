@@ -84,6 +84,10 @@ class SiteFailure(Exception):
     """A site cannot answer; the round goes on without it."""
 
 
+class Diverged(SiteFailure):
+    """What a site would keep from a round is not finite."""
+
+
 Work = Train | Scan | Evaluate
 Conversation = Generator[Ask, "Replies", None]
 Action = Generator[Work, Any, Payload]
@@ -188,8 +192,18 @@ def first_unfinite(payload: Mapping[str, Value]) -> str | None:
     for name, value in plain.items():
         if isinstance(value, float) and not math.isfinite(value):
             return name
-    floats = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
-    if not floats:
-        return None
-    finite = all_finite(list(floats.values())).tolist()
-    return next((name for name, good in zip(floats, finite) if not good), None)
+    return Soundness(tensors).first_unfinite()
+
+
+class Soundness:
+    """Whether tensors are finite: asked for at once, and read once the device has come to it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        floats = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+        self._names = list(floats)
+        self._finite = all_finite(list(floats.values())) if floats else None
+
+    def first_unfinite(self) -> str | None:
+        """The name of the first tensor with NaN or infinity, or None. One host sync for all of them."""
+        finite = [] if self._finite is None else self._finite.tolist()
+        return next((name for name, good in zip(self._names, finite) if not good), None)

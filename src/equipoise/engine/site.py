@@ -14,9 +14,11 @@ from equipoise.data.augment import Augmentation
 from equipoise.engine.bulk import clone_all
 from equipoise.engine.contract import Client
 from equipoise.engine.protocol import (
+    Diverged,
     Evaluate,
     Payload,
     Scan,
+    Soundness,
     Tensors,
     Train,
     Value,
@@ -125,10 +127,13 @@ class Slot:
         tensors, plain = flatten(payload)
         reply = unflatten(cloned(tensors), plain)
         next_state = cloned(client.kept())
+        soundness = Soundness(next_state)
         if request.measure:
             yield from self._drive(client.ready(), data)
         measures = yield from self._measure(request, data, data, adapt=False)
         yield from self._settle()
+        if entry := soundness.first_unfinite():
+            raise Diverged(f"{request.action}: '{entry}', which the site keeps, holds NaN or infinity")
         facts: dict[str, float] = {}
         if self._progress.samples:
             facts = {

@@ -81,7 +81,7 @@ def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor, power: 
 
 def restricted_logits(logits: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
     """Logits, those of locally missing classes scaled by alpha; `present` (C,) marks the classes the site has."""
-    return torch.where(per_class(present, logits), logits, alpha * logits)
+    return torch.where(per_class(present.bool(), logits), logits, alpha * logits)
 
 
 def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:

@@ -28,7 +28,7 @@ class Options(Table):
     """FedProc's contrast; the defaults are the released code's."""
 
     alpha: float = Field(
-        1.0, ge=0, le=1, description="alpha (1 - t/T) weighs the contrast in round t of T; 0: off, FedAvg"
+        1.0, ge=0, le=1, description="alpha (1 - t/T) weighs the contrast after t of T rounds; 0: off, FedAvg"
     )
     temperature: PositiveFloat = Field(1.0, description="divides the cosines between features and prototypes")
     projection: int = Field(

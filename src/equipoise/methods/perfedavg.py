@@ -26,8 +26,9 @@ class Options(Table):
     """The adaptation step, and how the gradient through it is found. beta of the paper is train.optimiser.lr.
 
     `exact` is Algorithm 1 as it stands. `hf` is the paper's way around second derivatives, at about the same cost (two
-    forward and backward passes in place of one forward, one backward and one double backward pass), in less memory, but
-    with rounding errors that grow as delta falls; `fo` is cheapest, and leaves the Hessian out.
+    forward and backward passes in place of one forward, one backward and one double backward pass), in less memory; but
+    where a net has kinks (ReLU, maxima) between the two points, differences of gradients say little of the Hessian, and
+    may be further from `exact` than `fo`, which is cheapest and leaves the Hessian out.
     """
 
     alpha: float = Field(
