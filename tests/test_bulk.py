@@ -42,6 +42,13 @@ def test_clones_share_no_memory_and_keep_the_layout():
         assert torch.equal(clone, value) and clone.stride() == value.stride() and clone.dtype == value.dtype
 
 
+def test_numbers_whose_sum_overflows_are_finite():
+    lowest = torch.finfo(torch.float32).min
+    tensors = [torch.full((4,), 3e38), torch.full((2,), lowest), torch.tensor([1e39], dtype=torch.float64)]
+    assert all_finite(tensors).all()
+    assert all_finite([*tensors, torch.tensor([3e38, torch.inf])]).tolist() == [True, True, True, False]
+
+
 def test_nan_and_infinity_are_found_wherever_they_stand():
     tensors = [torch.tensor([1.0, -3.0]), torch.randn(500), torch.randn(500).double(), torch.tensor(-2.0)]
     tensors[1][499] = math.nan

@@ -64,6 +64,13 @@ def test_dropout_differs_between_the_asks_of_a_round_as_on_the_local_engine(tmp_
     assert {header["index"] for _, header in hospitals.post.carried if header["action"] == "train"} - {0}
 
 
+@pytest.mark.parametrize("method", ["local", "fedbn", "fedavg"])
+def test_training_that_diverges_at_the_sites_ends_with_advice(tmp_path, method):
+    hospitals = Hospitals(tmp_path, method, "train.optimiser.lr=1e20", "train.rounds=4")
+    with pytest.raises(UserError, match=r"NaN or infinity.*lower train\.optimiser\.lr"):
+        hospitals.run()
+
+
 def test_scores_are_those_of_the_local_engine_except_pooled_auc(tmp_path):
     local, apart = run_tiny(tmp_path / "local"), Hospitals(tmp_path).run()
     for mine, theirs in zip(events(local, "final"), events(apart, "final")):

@@ -117,9 +117,9 @@ def test_classes_may_have_any_numbers_where_no_list_is_asked_for():
     assert accuracy([-1, -1, 1], [-1, 1, 1]) == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("labels", [[0.5, 1.0], [0.0, math.nan], ["0", "1"]])
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [0.0, math.nan], [math.inf, 0], [1e300, 0], ["0", "1"]])
 def test_labels_that_are_no_numbers_of_classes_are_refused(labels):
-    with pytest.raises(UserError, match="labels are numbers of classes"):
+    with pytest.raises(UserError, match="labels: expected whole numbers"):
         balanced_accuracy(labels, [0, 1])
 
 

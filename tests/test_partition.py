@@ -143,8 +143,8 @@ def test_a_single_site_has_everything_however_small_alpha(seed):
         (lambda: long_tail(LABELS, 0.5, 0), "ratio=0.5"),
         (lambda: long_tail(LABELS, 2.0, 2**32), "seed=4294967296"),
         (lambda: dirichlet_per_class(LABELS, 4, 1.0, -1), "seed=-1"),
-        (lambda: dirichlet_per_class([0.5, 1.0], 2, 1.0, 0), "class numbers.*not float64"),
-        (lambda: dirichlet_per_class([[0], [1]], 2, 1.0, 0), r"shape \(2, 1\)"),
+        (lambda: dirichlet_per_class([0.5, 1.0], 2, 1.0, 0), "labels: expected whole numbers.*float64"),
+        (lambda: long_tail([0.5, 1.7, 1.2], 2.0, 0), "labels: expected whole numbers"),
     ],
 )
 def test_impossible_requests_are_refused_with_argument_and_value(divide, message):

@@ -747,6 +747,21 @@ def test_a_study_that_chooses_settings_shows_validation_in_every_table(tmp_path,
     assert base.execute("SELECT DISTINCT part FROM results").fetchall() == [("valid",)]
 
 
+def test_sites_that_were_left_out_are_named_under_the_table(tmp_path, capsys):
+    def leave_out(line):
+        return [line | {"missing": {"Graz": "it was lost"}} if line["event"] == "round" else line]
+
+    study = make_up(made_up_study(), tmp_path)
+    rewrite(tmp_path, leave_out)
+    results = collect(study, tmp_path)
+    write_study(results, tmp_path)
+    print_tables(Console(width=200), results)
+    text = "All runs: Graz was left out of round"
+    assert text in capsys.readouterr().out
+    assert any(text in warning for warning in json.loads((tmp_path / "summary.json").read_text())["warnings"])
+    assert all(text in (tmp_path / name).read_text() for name in ("table.md", "table.tex", "report.html"))
+
+
 @pytest.mark.parametrize(("width", "below"), [(40, True), (200, False)])
 def test_on_a_narrow_console_deviations_stand_below_the_means(width, below, tmp_path, capsys):
     study = make_up(choosing_study(), tmp_path)

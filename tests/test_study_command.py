@@ -117,6 +117,10 @@ def test_the_plan_names_what_is_kept_for_later(equipoise, tmp_path):
     study = str(write_study(tmp_path / "small.toml", row=rows))
     _, out, _ = equipoise(study, "--plan")
     assert "to run later" in out and "fedavg fedavg 1 2, 3 local local 1 finished" in out
+    _, out, _ = equipoise(study, "--plan", "--only", "local")
+    assert "local local 1 finished" in out
+    _, out, _ = equipoise(study, "--plan", "--seeds", "7")
+    assert "fedavg fedavg 7 local local 7 finished" in out
     _, out, _ = equipoise(study, "--plan", "--full")
     assert "fedavg fedavg 1, 2, 3 local local 1 finished" in out
     assert not Path("studies").exists()

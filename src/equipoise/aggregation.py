@@ -53,7 +53,10 @@ def weighted_mean_by_name(
     means = [torch._foreach_mul(numbers(first, group), share) for group in groups]
     for site, share in used:
         for mean, group in zip(means, groups):
-            torch._foreach_add_(mean, numbers(site, group), alpha=share)
+            tensors = numbers(site, group)
+            for name, own, so_far in zip(group, tensors, mean):
+                check_shape(f"a site's '{name}'", own.shape, so_far.shape)
+            torch._foreach_add_(mean, tensors, alpha=share)
     found = {name: tensor for group, mean in zip(groups, means) for name, tensor in zip(group, mean)}
     return {name: _as_before(found[name], dtypes[name]) for name in names}
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from equipoise._checks import whole_numbers
 from equipoise.errors import UserError
 
 
@@ -124,7 +125,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.int64]:
     """Class numbers (n,), refused where one is outside 0 .. num_classes - 1."""
-    classes = _whole(argument, values)
+    classes = whole_numbers(argument, values)
     outside = classes[(classes < 0) | (classes >= num_classes)]
     if outside.size:
         raise UserError(f"{argument} holds class {outside[0]}, but classes run from 0 to {num_classes - 1}")
@@ -133,17 +134,9 @@ def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.i
 
 def _confusion(labels: ArrayLike, predictions: ArrayLike) -> NDArray[np.int64]:
     """The confusion matrix of the classes that occur, whatever their numbers."""
-    true, predicted = _whole("labels", labels), _whole("predictions", predictions)
+    true, predicted = whole_numbers("labels", labels), whole_numbers("predictions", predictions)
     names, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     return confusion_matrix(places[: len(true)], places[len(true) :], max(len(names), 1))
-
-
-def _whole(argument: str, values: ArrayLike) -> NDArray[np.int64]:
-    """Whole numbers (n,), refused where they are none."""
-    given = np.asarray(values).ravel()
-    if given.size and (given.dtype.kind not in "iubf" or not np.array_equal(given, np.trunc(given))):
-        raise UserError(f"{argument} are numbers of classes, not {given[:3].tolist()} ...")
-    return given.astype(np.int64)
 
 
 def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -142,13 +142,13 @@ def global_prototypes(
     check_choice("spread", spread, ("biased", "clamped", "none"))
     if present is None:
         present = local_prototypes.new_ones(local_prototypes.shape[:2], dtype=torch.bool)
-    check_shape("noise", noise.shape, local_prototypes.shape[1:])
     local_prototypes = widened(local_prototypes)
     held = present[..., None]
     sites = held.sum(0).to(local_prototypes.dtype)
     mean = local_prototypes.masked_fill(~held, 0.0).sum(0) / sites.clamp(min=1)
     if spread == "none":
         return mean
+    check_shape("noise", noise.shape, local_prototypes.shape[1:])
     # A norm, not the root of a sum: where sites agree, its gradient is 0 and that of the root is not a number.
     gaps = (local_prototypes - mean).masked_fill(~held, 0.0).norm(dim=0)
     if spread == "biased":

@@ -355,20 +355,6 @@ def test_each_model_gets_the_gradient_of_its_own_loss(stage, personal_learns, de
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_deputy_gone_wrong_does_no_harm_to_a_personal_model_that_does_not_learn_from_it():
-    client = client_of(*NO_CPA)
-    client.begin({"model": client.net.state_dict()}, None)
-    with torch.no_grad():
-        for parameter in client.deputy.parameters():
-            parameter.fill_(torch.nan)
-    client.stage.fill_(1)
-    client.take_stage()
-    client.set_mode(True)
-    batch = random_batch()
-    client.loss(batch, client.outputs(batch)).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in client.net.parameters())
-
-
 def test_a_step_that_det_does_not_have_is_refused():
     with pytest.raises(UserError, match="stage=4"):
         next_stage(4, 0.9, 0.9)

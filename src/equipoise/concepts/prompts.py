@@ -1,7 +1,7 @@
 """How the classes of a data set are put into words: a concept per class, and sentences that each concept is set into.
 
 FedBM (Zhu et al., 2025) turns these prompts into the distribution of each class's text embeddings. The numbers of
-sentences for OCT (28) and Kvasir (24) are the paper's; all wording is this project's own.
+sentences for OCT (28) and Kvasir (24) are the paper's, and so are the concepts of these two; the sentences are our own.
 """
 
 from __future__ import annotations

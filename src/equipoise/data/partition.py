@@ -11,6 +11,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 
+from equipoise._checks import whole_numbers
 from equipoise.errors import UserError
 
 GROUP = 10
@@ -20,7 +21,7 @@ MAX_DRAWS = 10_000
 """Attempts at a partition without empty sites before the request is called impossible."""
 
 MAX_EQUAL_DRAWS = 200_000
-"""Attempts at sites of at least half an equal share, of which a small concentration needs many: half a minute."""
+"""Attempts at sites of at least half an equal share, of which a small concentration needs many: most of a minute."""
 
 Partition = NDArray[np.int64]
 
@@ -139,7 +140,7 @@ def long_tail(labels: ArrayLike, ratio: float, seed: int) -> NDArray[np.int64]:
     Between them, in order of size, class sizes fall exponentially. A class that is already smaller stays
     whole.
     """
-    classes = np.asarray(labels, dtype=np.int64).ravel()
+    classes = whole_numbers("labels", labels)
     if not (ratio >= 1 and np.isfinite(ratio)):
         raise UserError(f"ratio={ratio}: the largest class cannot be smaller than the smallest; give at least 1")
     random = _random(seed)
@@ -154,10 +155,7 @@ def long_tail(labels: ArrayLike, ratio: float, seed: int) -> NDArray[np.int64]:
 
 def _checked(labels: ArrayLike, num_sites: int, **alphas: float) -> NDArray[np.int64]:
     """The labels as an array (n,), once they, the number of sites and the concentrations make sense."""
-    given = np.asarray(labels)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iub"):
-        raise UserError(f"labels: expected class numbers (n,), not {given.dtype} of shape {given.shape}")
-    classes = given.astype(np.int64)
+    classes = whole_numbers("labels", labels)
     if num_sites < 1:
         raise UserError(f"num_sites={num_sites}: a partition needs at least one site")
     if not len(classes):

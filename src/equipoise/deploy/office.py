@@ -41,7 +41,7 @@ from equipoise.engine.parcels import (
     seal,
     write_counts,
 )
-from equipoise.engine.protocol import Payload, SiteFailure
+from equipoise.engine.protocol import Diverged, Payload, SiteFailure
 from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.training import SiteData
@@ -106,6 +106,9 @@ class Office:
             return self._answer(parcel)
         except MissingTensors:
             return _reply(lacks=True)
+        except Diverged as problem:
+            log.warning("not kept: %s", problem)
+            return _reply(error=str(problem), diverged=True)
         except (Refused, SiteFailure, UnreadableParcel) as problem:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))

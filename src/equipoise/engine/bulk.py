@@ -45,8 +45,11 @@ def clone_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Whether each tensor of floats holds neither NaN nor infinity (n,), on their device."""
     if not tensors[0].is_cuda:
-        # A sum is finite unless an entry is not (or it overflows, which no sound update does): one quick pass.
-        return torch.isfinite(torch.stack([t.detach().sum(dtype=torch.float32) for t in tensors]))
+        # A sum is finite unless an entry is not, or it overflows: one quick pass, and a look at those in doubt.
+        finite = torch.isfinite(torch.stack([t.detach().sum(dtype=torch.float32) for t in tensors]))
+        for place in (~finite).nonzero().flatten().tolist():
+            finite[place] = tensors[place].isfinite().all()
+        return finite
     sizes: list[Tensor] = [tensors[0]] * len(tensors)
     for places in by_type(tensors):
         norms = torch._foreach_norm([tensors[place].detach() for place in places], math.inf)

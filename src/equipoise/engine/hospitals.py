@@ -26,7 +26,7 @@ from equipoise.engine.parcels import (
     prepare,
     seal,
 )
-from equipoise.engine.protocol import Ask, PerSite, SiteFailure
+from equipoise.engine.protocol import Ask, Diverged, PerSite, SiteFailure
 from equipoise.engine.replies import count_template, read_noted, words_of
 from equipoise.engine.site import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
@@ -205,7 +205,7 @@ class Hospitals:
         try:
             header = reply.header
             if "error" in header:
-                raise SiteFailure(words_of(header["error"]))
+                raise (Diverged if header.get("diverged") is True else SiteFailure)(words_of(header["error"]))
             payload, _ = open_parcel(reply)
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")

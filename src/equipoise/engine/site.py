@@ -133,7 +133,7 @@ class Slot:
         measures = yield from self._measure(request, data, data, adapt=False)
         yield from self._settle()
         if entry := soundness.first_unfinite():
-            raise Diverged(f"{request.action}: '{entry}', which the site keeps, holds NaN or infinity")
+            raise Diverged(f"{request.action}: '{entry.rstrip('/')}', which the site keeps, holds NaN or infinity")
         facts: dict[str, float] = {}
         if self._progress.samples:
             facts = {

@@ -22,9 +22,9 @@ def cross_entropy_of(logits: Tensor, labels: Tensor, reduction: str = "mean") ->
     return F.cross_entropy(widened(logits), labels.long(), reduction=reduction)
 
 
-def per_class(values: Tensor, logits: Tensor) -> Tensor:
+def per_class(argument: str, values: Tensor, logits: Tensor) -> Tensor:
     """Values (C,) shaped to broadcast over logits (B, C, ...)."""
-    check_shape("a value for each class", values.shape, logits.shape[1:2])
+    check_shape(argument, values.shape, logits.shape[1:2])
     return values.reshape(-1, *[1] * (logits.dim() - 2))
 
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise._checks import check_shape
 from equipoise.errors import UserError
 from equipoise.losses._shapes import cross_entropy_of, cross_entropy_over, frequencies, widened
 
@@ -12,6 +13,7 @@ def _views_as_samples(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
     """Features (B, V, D) and labels (B,) as one list of B * V labelled features."""
     if features.dim() != 3:
         raise UserError(f"features have the shape {tuple(features.shape)}, expected (images, views, dimensions)")
+    check_shape("labels", labels.shape, features.shape[:1])
     return widened(features).flatten(0, 1), labels.long()[:, None].expand(features.shape[:2]).flatten()
 
 

@@ -92,14 +92,14 @@ def conjoint_prototype_aligned(
     prototypes gamma is 1 (the global objective alone); with equal counts, or beta 0, the ratio is the
     softmax.
     """
+    if (local_prototypes is None) != (global_prototypes is None):
+        raise UserError("local and global prototypes belong together: give both or neither")
     z, labels = rows(widened(logits)), labels.flatten().long()
     # From the largest logit down, as released: nothing overflows, and the constants mean the same at every scale.
     exponentials = (z - z.amax(1, keepdim=True)).exp()
     ratios = imbalance_ratios(class_counts.to(z.dtype), beta)[labels]
     own = exponentials.gather(1, labels[:, None]).squeeze(1)
     losses = -(own / ((ratios * exponentials).sum(1) + EPSILON) + EPSILON).log()
-    if (local_prototypes is None) != (global_prototypes is None):
-        raise UserError("local and global prototypes belong together: give both or neither")
     if local_prototypes is not None and global_prototypes is not None:
         gamma = alignment_weights(local_prototypes, global_prototypes, tau).to(z.dtype)
         losses = gamma[labels] * losses

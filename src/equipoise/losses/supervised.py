@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise._checks import check_choice
+from equipoise._checks import check_choice, check_shape
 from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, widened, working_dtype
 
 SupervisedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -24,7 +24,7 @@ def logit_adjusted(logits: Tensor, labels: Tensor, margins: Tensor) -> Tensor:
 
     A margin of -inf takes its class out of the softmax.
     """
-    return cross_entropy_of(logits + per_class(margins.to(working_dtype(logits)), logits), labels)
+    return cross_entropy_of(logits + per_class("margins", margins.to(working_dtype(logits)), logits), labels)
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor, gamma: float = 1.0) -> Tensor:
@@ -41,6 +41,7 @@ def difficulty_margins(class_counts: Tensor, class_losses: Tensor, exponent: flo
     `class_counts` are the site's own, `class_losses` (C,) the federation's mean loss per class. A class
     that is absent at the site gets -inf; equal counts and losses give equal margins, which change nothing.
     """
+    check_shape("class_losses", class_losses.shape, class_counts.shape)
     losses = widened(class_losses)
     margins = (frequencies(class_counts, losses.dtype) / (losses.pow(exponent) + 1e-5)).log()
     return margins.masked_fill(class_counts == 0, -torch.inf)  # also where a loss of no sample is not a number
@@ -81,7 +82,7 @@ def class_balanced(logits: Tensor, labels: Tensor, class_counts: Tensor, power: 
 
 def restricted_logits(logits: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
     """Logits, those of locally missing classes scaled by alpha; `present` (C,) marks the classes the site has."""
-    return torch.where(per_class(present.bool(), logits), logits, alpha * logits)
+    return torch.where(per_class("present", present.bool(), logits), logits, alpha * logits)
 
 
 def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:

@@ -281,14 +281,9 @@ class PRRClient(CPAClient):
         if self.options.staged and self.options.det_metric == "train":
             self.count_predictions(batch, out)
         deputy_loss = self.supervised(out.deputy_logits, batch.label)
-        to_deputy = self.taught(self.deputy_learns, out.deputy_logits, out.logits)
-        to_personal = self.taught(self.personal_learns, out.logits, out.deputy_logits)
+        to_deputy = self.deputy_learns * mutual_kl(out.deputy_logits, out.logits)
+        to_personal = self.personal_learns * mutual_kl(out.logits, out.deputy_logits)
         return loss + to_personal + deputy_loss + to_deputy
-
-    @staticmethod
-    def taught(learns: Tensor, student: Tensor, teacher: Tensor) -> Tensor:
-        """KL to a teacher behind its gate; behind a closed one it may be anything, also not a number."""
-        return learns * mutual_kl(student, torch.where(learns > 0, teacher, student))
 
     @torch.no_grad()
     def count_predictions(self, batch: Batch, out: Any) -> None:

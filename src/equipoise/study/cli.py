@@ -66,13 +66,14 @@ def study(
         over = [f"compute.device={device}"] if device else []
         over += [f"compute.workers={workers}"] if workers else []
         cells = grid(config, folder, _rows(config, only), _numbers(seeds), full)
+        later = [cell for cell in grid(config, folder, _rows(config, only), full=True) if cell not in cells]
+        if plan:
+            kept = [] if seeds else later  # with --seeds these, and no others
+            print_plan(console, *(_planned(config, some, [*over, *(settings or [])]) for some in (cells, kept)))
+            return
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = _planned(config, cells, [*over, *(settings or [])])
-        if plan:
-            whole = grid(config, folder, _rows(config, only), full=True)
-            print_plan(console, planned, [cell for cell in whole if cell not in cells])
-            return
         if config.scope == "common":
             check_common_sets(config, planned)
         outcome = _run(planned, folder, together, limit_seconds, keep, track or [], Checks(config, folder))

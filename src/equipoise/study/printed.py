@@ -14,7 +14,7 @@ from equipoise.errors import UserError
 from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
 from equipoise.study.checks import check_finished, is_finished
 from equipoise.study.config import Cell
-from equipoise.study.remarks import leaks
+from equipoise.study.remarks import caveats
 from equipoise.study.results import StudyResults
 from equipoise.study.table import StudyTable, tables_of
 
@@ -24,19 +24,22 @@ LONGEST_NAME = 20
 WIDE = 1000
 
 
-def print_plan(console: Console, planned: Sequence[tuple[Cell, Config]], kept: Sequence[Cell]) -> None:
+def print_plan(console: Console, planned: Sequence[tuple[Cell, Config]], kept: Sequence[tuple[Cell, Config]]) -> None:
     """The runs of the grid, row by row, with what has been done, what is kept for later, and what stands in the way."""
-    table = Table("row", "method", "data", "finished", "begun", "to run", "later", box=SIMPLE_HEAD)
-    table.columns[0].overflow = "fold"
-    rows: dict[tuple[str, str, str], tuple[list[int], ...]] = {}
+    with_data = any(cell.data for cell, _ in (*planned, *kept))
+    names = ("row", "method", "data") if with_data else ("row", "method")
+    table = Table(*names, "finished", "begun", "to run", "later", box=SIMPLE_HEAD)
+    for column in table.columns:
+        column.overflow = "fold"
+    rows: dict[tuple[str, ...], tuple[list[int], ...]] = {}
     problems: list[str] = []
-    for cell, config in [*planned, *((cell, None) for cell in kept)]:
+    for (cell, config), place in [*((run, 2) for run in planned), *((run, 3) for run in kept)]:
         finished, begun = is_finished(cell.folder), (cell.folder / "events.jsonl").exists()
-        key = (cell.row.name, cell.row.method, cell.data.name if cell.data else "")
+        key = (cell.row.name, cell.row.method, *([cell.data.name] if cell.data else []))
         columns = rows.setdefault(key, ([], [], [], []))
-        columns[0 if finished else 1 if begun else 2 if config else 3].append(cell.seed)
+        columns[0 if finished else 1 if begun else place].append(cell.seed)
         try:
-            if finished and config:
+            if finished:
                 check_finished(cell, config)
         except UserError as problem:
             problems.append(str(problem))
@@ -63,7 +66,7 @@ def _print_table(console: Console, table: StudyTable) -> None:
         shown.columns[0].min_width = None  # names fold
     console.print(shown)
     tests = [table.tests_note] if table.tests_note else []
-    for note in [table.rule, table.results.scope, *leaks(table.rows), *table.incomparable, *tests]:
+    for note in [table.rule, table.results.scope, *caveats(table.rows), *table.incomparable, *tests]:
         console.print(escape(note), highlight=False, style="dim")
 
 

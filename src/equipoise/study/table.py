@@ -165,7 +165,7 @@ class StudyTable:
         results, study, rows = self.results, self.results.study, self.rows
         found = [self.rule, results.scope]
         if alone:
-            found += [f"{text}." for text in remarks.leaks(rows)]
+            found += [f"{text}." for text in remarks.caveats(rows)]
         found += _seeds_note(rows)
         found += self.incomparable
         pooled = [row.row.name for row in rows if row.pooled]
