@@ -603,3 +603,24 @@ def test_never_waits_for_the_device(name):
             transform(images, generator)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("size", [32, 224])
+def test_crops_of_fediic_are_not_mixed_with_black_at_the_border(size):
+    config = AugmentConfig(name="fediic", size=size, normalise="none")
+    even = torch.full((50, 3, 64, 64), 200, dtype=torch.uint8)
+    images = build_augmentation(config, size=64, channels=3).view(1)(even, seeded())
+    assert (images.amax((2, 3)) - images.amin((2, 3))).max() < 0.01
+
+
+def test_fednpr_blurs_images_as_they_are_stored():
+    def blurred(stored: int, width: int) -> float:
+        """The share of pixels that are neither black nor white, where a white square of this width was stored."""
+        square = torch.zeros(200, 3, stored, stored, dtype=torch.uint8)
+        inside = slice((stored - width) // 2, (stored + width) // 2)
+        square[:, :, inside, inside] = 255
+        config = AugmentConfig(name="fednpr", size=64, normalise="none")
+        images = build_augmentation(config, size=stored, channels=3).view(0)(square, seeded())
+        return float(((images > 0.02) & (images < 0.98)).float().mean((1, 2, 3)).median())
+
+    assert blurred(128, 16) < 0.7 * blurred(64, 8)

@@ -90,7 +90,7 @@ def test_a_run_tells_it_at_its_start(tmp_path):
 def useless(*settings: str) -> list[str]:
     """What a run of FedAvg with these settings says of settings without effect."""
     config, known = tiny_config("fedavg", *settings), get_method("fedavg")
-    return list(ineffective(Setting.of(config, known, tiny_federation(config)), known.client, ["site 1"]))
+    return list(ineffective(Setting.of(config, known, tiny_federation(config)), known.client, ["site 1"], "global"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from equipoise.data.federation import Site
 from equipoise.engine.cohort import Cohort
 from equipoise.engine.contract import Client, Method, Setting
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import Action, Ask, Payload, SiteFailure, Train
+from equipoise.engine.protocol import Action, Ask, Payload, Scan, SiteFailure, Train
 from equipoise.engine.server import State
 from equipoise.engine.site import Request
 from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
@@ -303,6 +303,21 @@ def test_an_unsent_message_entry_is_nan_not_a_leftover(tmp_path):
     assert events(folder, "round")[0]["missing"] == {}
     with pytest.raises(UserError, match=r"NaN or infinity.*lower train\.optimiser\.lr"):
         run_tiny(tmp_path / "again", variant(FedAvgClient, Forgetful), "train.rounds=2")
+
+
+@pytest.mark.parametrize(("view", "anew"), [("augmented", True), ("cached", False), ("plain", False)])
+def test_each_pass_of_a_round_over_augmented_images_draws_anew(tmp_path, view, anew):
+    seen = []
+
+    class Looks(FedAvgClient):
+        def train(self, message):
+            for _ in range(2):
+                found = yield Scan("train", lambda batch: {"image": batch.image}, view, "concatenate")
+                seen.append(found["image"])
+            return (yield from super().train(message))
+
+    run_tiny(tmp_path, variant(Looks), "train.rounds=1", "augment.name='prr'", "data.phantom.sites=1")
+    assert torch.equal(*seen) != anew
 
 
 def test_a_site_whose_own_model_diverges_goes_back_to_the_one_before(tmp_path):

@@ -203,6 +203,12 @@ def test_the_report_says_which_round_each_site_chose(tmp_path):
     assert next(row for row in headline([run]) if row.scope == "mean").round is None
 
 
+def test_a_global_model_has_one_round_for_all_sites(tmp_path):
+    common, by_site = (run_tiny(tmp_path / str(len(more)), "fedavg", *more) for more in (BY_SITE[:-1], BY_SITE))
+    assert finals(common, "global") == finals(by_site, "global") and "sites" not in events(by_site, "selection")[0]
+    assert any("evaluation.select = 'site' has no effect" in text for text in events(by_site, "start")[0]["warnings"])
+
+
 def test_a_round_for_each_site_needs_the_best_rule():
     with pytest.raises(UserError, match="needs rule = 'best'"):
         tiny_config("local", "evaluation.select='site'", "evaluation.rule='last'")
@@ -221,10 +227,10 @@ def test_no_test_score_ever_sways_the_choice(select):
     valid = {1: (0.5, 0.9), 2: (0.8, 0.7), 3: (0.6, 0.95)}
     choices = []
     for tests in ((0.1, 0.2, 0.3), (0.9, 0.1, 0.0)):
-        selection = Selection(tiny_config("fedavg", "train.rounds=3", f"evaluation.select='{select}'"), "global")
+        selection = Selection(tiny_config("local", "train.rounds=3", f"evaluation.select='{select}'"), "personal")
         for number, values in valid.items():
-            scores = [score(site, "valid", value) for site, value in zip("AB", values)]
-            more = [score(s, "test", tests[number - 1], v) for s in "AB" for v in ("global", "trained")]
+            scores = [score(site, "valid", value, "personal") for site, value in zip("AB", values)]
+            more = [score(s, "test", tests[number - 1], v) for s in "AB" for v in ("personal", "trained")]
             selection.note(number, [*scores, *more, score("A", "valid", 1.0 - number / 9, "trained")])
         choices.append(selection.record())
         kept = {s.site: s.metric(METRIC) for s in selection.kept[0]}

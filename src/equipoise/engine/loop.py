@@ -150,7 +150,7 @@ class Run:
         net = self.setting.new_net()
         warnings = [
             *self.federation.warnings,
-            *ineffective(self.setting, self.engine.client, self._tested_sites()),
+            *ineffective(self.setting, self.engine.client, self._tested_sites(), self.selection.view),
             *cautions(self.setting, self.engine.client, self.data_told["sites"]),
         ]
         self._tell(

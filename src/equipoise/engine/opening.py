@@ -106,10 +106,10 @@ def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, A
         )
 
 
-def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -> Iterator[str]:
+def ineffective(setting: Setting, client: type[Client], tested: Sequence[str], judged: str) -> Iterator[str]:
     """Warnings about settings that differ from their defaults but do nothing under this method or on this data.
 
-    `tested` are the training sites with test images.
+    `tested` are the training sites with test images, `judged` is the view whose validation scores choose the round.
     """
     config = setting.config
     values, usual = config.model_dump(), Config().model_dump()
@@ -125,5 +125,7 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str]) -
             if value != type(part).model_fields[name].default:
                 yield f"{where}.{name} = {value!r} has no effect: {reason}"
     yield from client.in_vain(setting)
+    if config.evaluation.select == "site" and judged == "global":
+        yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has test images of its own"

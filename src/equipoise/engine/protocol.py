@@ -57,7 +57,7 @@ class Train:
 class Scan:
     """`function(batch) -> {name: tensor}` over a whole part of the local data, without gradients.
 
-    `view` is "plain" (as in evaluation), "augmented" (a training view, drawn anew in each round) or "cached" (a
+    `view` is "plain" (as in evaluation), "augmented" (a training view, drawn anew in each pass) or "cached" (a
     training view that is the same in every round, as if the images had been augmented once and stored). `reduce` is
     "sum" (tensors are added up) or "concatenate" (rows are joined in the order of the data).
     """

@@ -27,6 +27,8 @@ class Selection:
     def __init__(self, config: Config, view: str):
         self.config = config
         self.view = view
+        #: a global model is one for all, and so is its round
+        self.by_site = config.evaluation.select == "site" and view != "global"
         self.federation: Choice = {}
         self.sites: dict[str, Choice] = {}
         self.kept: list[list[Score]] = []
@@ -45,7 +47,7 @@ class Selection:
         ]
         value = mean_over_sites([s.summary for s in judged])["metrics"][settings.metric] if judged else None
         self.federation = self._better(self.federation, number, value, missing)
-        if settings.select == "site":
+        if self.by_site:
             for score in judged:
                 before = self.sites.get(score.site, {})
                 self.sites[score.site] = self._better(before, number, score.metric(settings.metric))

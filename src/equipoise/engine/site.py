@@ -164,9 +164,9 @@ class Slot:
             yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
             result: Any = None
         elif isinstance(work, Scan):
-            result = scan(client, data[work.part], self.augmentation, work)
+            result = scan(client, data[work.part], self.augmentation, work, self._index, self._work)
         elif isinstance(work, Evaluate):
-            result = evaluate(client, data, self.augmentation, work)
+            result = evaluate(client, data, self.augmentation, work, self._index, self._work)
         else:
             raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
         yield from self._settle()

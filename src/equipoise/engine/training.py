@@ -210,15 +210,15 @@ def _layout(client: Client, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan) -> Tensors:
-    """Run `work.function` over the part in eval mode and reduce what it gives."""
+def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan, *which: int) -> Tensors:
+    """Run `work.function` over the part in eval mode and reduce what it gives; `which` of a round's passes this is."""
     client.set_mode(False)
     results: dict[str, list[Tensor]] = {}
     transform = augmentation.plain if work.view == "plain" else augmentation.view(0)
     if work.view == "cached":
         randomness = generator(part.device, client.config.seed, "scan", "every round", client.site)
     else:
-        randomness = client.random("scan")
+        randomness = client.random("scan", *which)
     for rows in torch.arange(len(part)).split(client.config.evaluation.batch_size):
         pixels, labels = part.read(rows)
         images = _layout(client, transform(pixels, randomness))
@@ -233,15 +233,17 @@ def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan) -> 
     return {name: torch.cat(values) if work.reduce == "concatenate" else values[0] for name, values in results.items()}
 
 
-def evaluate(client: Client, data: SiteData, augmentation: Augmentation, work: Evaluate) -> dict[str, Tensors]:
-    """Confusion matrices of several predictors on one pass over the images."""
+def evaluate(
+    client: Client, data: SiteData, augmentation: Augmentation, work: Evaluate, *which: int
+) -> dict[str, Tensors]:
+    """Confusion matrices of several predictors on one pass over the images, `which` of the round's it is."""
     task = client.setting.task
     part = data[work.part if data.has(work.part) else "train"]
 
     def count(batch: Batch) -> Tensors:
         return {name: task.confusion(predict(batch), batch.label) for name, predict in work.predictors.items()}
 
-    sums = scan(client, part, augmentation, Scan(work.part, count, view=work.view))
+    sums = scan(client, part, augmentation, Scan(work.part, count, view=work.view), *which)
     return {name: {"confusion": value} for name, value in sums.items()}
 
 

@@ -138,7 +138,8 @@ def _standard(size: int) -> Pipeline:
 
 def _fediic(size: int) -> Pipeline:
     """FedIIC (2023) on skin: view 1 with RandAugment, view 2 as in contrastive learning."""
-    crop = (Shrink(size), Warp((ResizedCrop(area=(0.08, 1.0)), Mirror(0.5)), size))
+    # Crops stay inside the image: at its border nothing is mixed with black.
+    crop = (Shrink(size), Warp((ResizedCrop(area=(0.08, 1.0)), Mirror(0.5)), size, padding="border"))
     strong = (*crop, ColourJitter(0.4, 0.4, 0.4), RandAugment())
     contrastive = (*crop, ColourJitter(0.4, 0.4, 0.4, 0.1, probability=0.8), Greyscale(0.2))
     return (strong, contrastive), (Resize(round(size * 8 / 7), crop=size),)
@@ -154,7 +155,7 @@ def _fednpr(size: int) -> Pipeline:
     """FedNPR: flips, a Gaussian blur 5 pixels wide and 9 high, small rotations."""
     blur = GaussianBlur(kernel=(5, 9), sigma=(0.1, 5.0))
     maps = (Mirror(0.5, 0.5), ShiftScaleRotate(degrees=10))
-    return ((Resize(size), blur, Warp(maps, size)),), (Resize(size),)
+    return ((blur, Resize(size), Warp(maps, size)),), (Resize(size),)
 
 
 def _prr(size: int) -> Pipeline:
