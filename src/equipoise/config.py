@@ -115,7 +115,7 @@ class EvaluationConfig(Table):
         "does, personal models that sites make by fine-tuning are measured at the end alone",
     )
     select: Literal["federation", "site"] = Field(
-        "federation", description="one round for all, or for each site the round that is best on its own validation"
+        "federation", description="one round for all, or each site's best of its personal model on its own validation"
     )
     first_round: PositiveInt = Field(1, description="rounds before this one are never selected")
     last: PositiveInt = Field(5, description="mean_last: how many rounds")
