@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("flwr")
 
+from equipoise.data import DataConfig
 from equipoise.deploy.descriptions import agreed_federation, describe, read_description
 from equipoise.deploy.office import Office
 from equipoise.deploy.records import from_records, to_records
@@ -217,6 +218,21 @@ def test_selected_models_are_written_at_the_site_and_predict(tmp_path):
     assert len(classes) == 4 and rows.sum() == pytest.approx(1.0)
     card = export_model(hospitals.records("site 2") / "test", tmp_path / "model.pt2", "site 2")
     assert card["classes"] == classes and card["scores"] == [], "what a hospital keeps has no test results"
+
+
+def test_a_model_at_a_hospital_goes_with_images_prepared_as_its_own_were(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", "train.rounds=1")
+    hospitals.post.offices["site 2"] = Office(
+        "site 2",
+        hospitals.federation,
+        hospitals.records("site 2"),
+        hospitals.post.offices["site 2"].policy,
+        data=DataConfig(crop="squash", colour_constancy=True),
+    )
+    hospitals.run()
+    for site, expected in (("site 1", ("centre", False)), ("site 2", ("squash", True))):
+        card = export_model(hospitals.records(site) / "test", tmp_path / f"{site}.pt2")
+        assert (card["pixels"]["crop"], card["pixels"]["colour_constancy"]) == expected
 
 
 def test_a_resumed_server_lets_sites_keep_the_state_of_the_selected_round(tmp_path, monkeypatch):

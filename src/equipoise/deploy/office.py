@@ -23,6 +23,7 @@ from torch import Tensor
 
 from equipoise import __version__
 from equipoise.config import Config, parse_config
+from equipoise.data import DataConfig
 from equipoise.data.federation import Federation
 from equipoise.deploy.descriptions import describe
 from equipoise.deploy.policy import Policy, check_policy, facts_that_may_leave
@@ -50,6 +51,8 @@ from equipoise.methods import get_method, option_tables
 from equipoise.storage import write_text
 
 log = logging.getLogger(__name__)
+#: what `equipoise predict` and `export` read of the data's settings
+PREPARATION = ("crop", "colour_constancy")
 
 
 class Refused(Exception):
@@ -74,6 +77,7 @@ class Office:
         federation: what the site's data folder or manifest holds; only the site of this name is ever trained on
         folder: where the site keeps states, stored replies and models
         verify: raises UnreadableParcel unless the coordinator signed the parcel
+        data: how the site's images were prepared, which those that its models meet later must be, too
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Office:
         policy: Policy,
         device: str = "cpu",
         verify: Callable[[Parcel], None] = lambda parcel: None,
+        data: DataConfig | None = None,
     ):
         self.site = site
         self.places = {
@@ -97,6 +102,7 @@ class Office:
         self.policy = policy
         self.device = device
         self.verify = verify
+        self.prepared = {name: getattr(data, name) for name in PREPARATION} if data else {}
         self._held: dict[str, Tensor] = {}
         self._workplace: tuple[str, Workplace] | None = None
 
@@ -195,7 +201,8 @@ class Office:
         if header["site"] != self.site:
             raise Refused(f"this is '{self.site}', not '{header['site']}'")
         models = records.folder / "models"
-        write_text(records.folder / "config.toml", header["config"])
+        data = work.config.data.model_copy(update=self.prepared)
+        write_text(records.folder / "config.toml", work.config.model_copy(update={"data": data}).to_toml())
         shape = {"classes": self.federation.classes, "image_size": self.federation.image_size}
         start = {"event": "start", **shape, "channels": self.federation.channels}
         write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")

@@ -127,6 +127,7 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         settings.policy,
         choose_device(settings.device),
         verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
+        settings.data,
     )
     refused_since: float | None = None
     while True:

@@ -71,7 +71,7 @@ class Row(Table):
     name: Name
     method: str
     settings: Settings = Field({}, description="config tables over those of the study")
-    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only with --full")
+    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only later ones")
     later: tuple[Seed, ...] = Field((), description="further seeds of the full grid")
     tables: tuple[str, ...] = Field((), description="the tables that the row stands in; default the study's one table")
     paper: dict[Metric, float] = Field({}, description="what the paper reports, in per cent")
