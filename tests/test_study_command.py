@@ -126,6 +126,16 @@ def test_the_plan_names_what_is_kept_for_later(equipoise, tmp_path):
     assert not Path("studies").exists()
 
 
+@pytest.mark.parametrize("which", [(), ("--full",), ("--seeds", "7")])
+def test_a_plan_takes_settings_of_methods_whatever_is_kept_for_later(which, equipoise, tmp_path):
+    rows = [{"name": "prr", "method": "prr"}, ROWS[0] | {"later": [2]}]
+    study = str(write_study(tmp_path / "small.toml", row=rows))
+    code, out, err = equipoise(study, "--plan", *which, "--set", "prr.tau=2")
+    assert code == 0 and "prr prr" in out, err
+    code, _, err = equipoise(study, "--plan", *which, "--set", "fedbm.tau=2")
+    assert code == 2 and "no row that is run has the method fedbm" in err
+
+
 # ---- other processes -----------------------------------------------------------------------------------------------
 
 

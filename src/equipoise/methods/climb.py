@@ -23,7 +23,7 @@ from equipoise.nets import groups
 class Options(Table):
     """CLIMB's dual ascent; the defaults are those that its authors released for the paper.
 
-    Their code stops dual variables at 5; here, as in the paper, nothing does.
+    Their code stops dual variables at 5; here nothing does.
     """
 
     eta_d: float = Field(

@@ -183,8 +183,8 @@ def selection_note(run: RunRecord) -> str:
     if not run.finals:
         return f"{_why_no_test_results(run)}: these are the validation scores of {_rounds_shown(run)}."
     rules = {final.rule for final in run.finals}
-    tested = dict.fromkeys(final.site for final in run.finals if final.scope == "site" and final.site)
-    chosen = [_selection_sentence(selection, list(tested)) for selection in run.selections if selection.rule in rules]
+    tested = {final.site for final in run.finals if final.scope == "site" and final.site}
+    chosen = [_selection_sentence(selection, tested) for selection in run.selections if selection.rule in rules]
     if not chosen:
         chosen = [f"Rule {final.rule}, round {final.round}" for final in run.finals[:1]]
     return f"{'. '.join(chosen)}. Test data took no part in the choice."
@@ -204,12 +204,12 @@ def _rounds_shown(run: RunRecord) -> str:
     return f"the last rounds up to {shown}, averaged" if averaged else f"round {shown}"
 
 
-def _selection_sentence(selection: Selection, tested: Sequence[str]) -> str:
+def _selection_sentence(selection: Selection, tested: set[str]) -> str:
     score = f"{METRIC_TITLES.get(selection.metric, selection.metric).lower()} ({selection.view} view)"
     value = f"{score}, {percent(selection.score)} %"
     if selection.sites:
         rounds = ", ".join(f"{site} {choice.round}" for site, choice in selection.sites.items())
-        others = f"; the others {selection.round}" if set(tested) - selection.sites.keys() else ""
+        others = f"; the others {selection.round}" if tested - selection.sites.keys() else ""
         return f"For each site the round that is best by its own validation {value} on average: {rounds}{others}"
     if selection.missing:
         value += f" (not measured at {', '.join(selection.missing)})"

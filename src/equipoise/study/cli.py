@@ -66,10 +66,11 @@ def study(
         over = [f"compute.device={device}"] if device else []
         over += [f"compute.workers={workers}"] if workers else []
         cells = grid(config, folder, _rows(config, only), _numbers(seeds), full)
-        later = [cell for cell in grid(config, folder, _rows(config, only), full=True) if cell not in cells]
         if plan:
-            kept = [] if seeds else later  # with --seeds these, and no others
-            print_plan(console, *(_planned(config, some, [*over, *(settings or [])]) for some in (cells, kept)))
+            whole = grid(config, folder, _rows(config, only), full=True) if seeds is None else ()
+            everything = [*cells, *(cell for cell in whole if cell not in cells)]
+            planned = _planned(config, everything, [*over, *(settings or [])])
+            print_plan(console, planned[: len(cells)], planned[len(cells) :])
             return
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
