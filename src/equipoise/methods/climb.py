@@ -21,10 +21,7 @@ from equipoise.nets import groups
 
 
 class Options(Table):
-    """CLIMB's dual ascent; the defaults are those that its authors released for the paper.
-
-    Their code stops dual variables at 5; here nothing does.
-    """
+    """CLIMB's dual ascent; the defaults are those that its authors released, whose code stops dual variables at 5."""
 
     eta_d: float = Field(
         2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none, FedAvg"

@@ -18,10 +18,7 @@ from equipoise.methods.fedavg import FedAvgServer
 
 
 class Options(Table):
-    """FedRep's two kinds of local epochs.
-
-    Batch-norm statistics are the body's: they stand still, as at evaluation, while the head is fitted.
-    """
+    """FedRep's two kinds of local epochs; while the head is fitted, batch norm is as at evaluation."""
 
     head_epochs: int = Field(10, ge=0, description="epochs for the head, before the body (the paper's 10)")
     body_epochs: PositiveInt | None = Field(
