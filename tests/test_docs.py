@@ -47,6 +47,7 @@ STUDIES = {
             "prr": "PRR, the paper's reading",
             "prr-released": "PRR, nearly as released",
             "prr-exact": "PRR, as released",
+            "prr, detail of 64 px": "control: PRR, images of 64 pixels enlarged to 128",
         },
     ),
     "prr-dermoscopy-grouped": (
@@ -72,6 +73,9 @@ STUDIES = {
             "fedbm-cgde": "FedBM without its generator",
             "random": "a frozen classifier of random directions",
             "fedbm, all sites": "control: FedBM, all sites in each round",
+            "fedavg, all sites": "control: FedAvg, all sites in each round",
+            "fedbm, detail of 32 px": "control: FedBM, images of 32 pixels enlarged to 64",
+            "fedavg, detail of 32 px": "control: FedAvg, images of 32 pixels enlarged to 64",
         },
     ),
     "fedbm-tuning-pbc": (
@@ -98,6 +102,9 @@ STUDIES = {
             "fednpr-per": "FedNPR-Per",
             "fednpr-random": "FedNPR, random sub-clusters",
             "fednpr-per-random": "FedNPR-Per, random sub-clusters",
+            "fedavg, AdamW": "control: FedAvg, AdamW",
+            "fednpr, AdamW": "control: FedNPR, AdamW",
+            "fednpr-per, AdamW": "control: FedNPR-Per, AdamW",
         },
     ),
     "fediic-ham10000": (
