@@ -28,7 +28,7 @@ from equipoise.runs import execute
 from equipoise.study import load_study, study_names
 from equipoise.study import runner as runner_module
 from equipoise.study.checks import is_finished
-from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells
+from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells, listed
 from equipoise.study.database import write_database
 from equipoise.study.figures import curve_view
 from equipoise.study.files import to_csv, to_latex, to_markdown
@@ -881,6 +881,10 @@ def test_a_setting_that_is_wrong_in_a_row_is_told_by_the_row(tmp_path):
     study = StudyConfig.model_validate(TINY | {"row": [row]})
     with pytest.raises(UserError, match=r"study tiny, row a: \[fedprox\] is not valid"):
         cell_config(study, grid(study, tmp_path)[0])
+
+
+def test_names_with_a_comma_are_told_apart_in_a_list():
+    assert listed(["fedavg", "fedavg, all sites", "prr"]) == "fedavg, 'fedavg, all sites', prr"
 
 
 def test_a_seed_named_twice_is_refused():

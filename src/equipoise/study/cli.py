@@ -106,6 +106,7 @@ def _run(
 def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:
     """Write and show what there is, and say what came of the runs."""
     from equipoise.engine.files import claimed_folder
+    from equipoise.study.config import listed
     from equipoise.study.printed import print_tables
     from equipoise.study.report import write_study
     from equipoise.study.results import collect
@@ -121,7 +122,7 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
     if outcome.stopped:
         console.print(f"{_runs(outcome.stopped)} not finished: the same command goes on", highlight=False)
     elif report_only and results.unfinished:
-        named = escape(", ".join(results.unfinished))
+        named = escape(listed(results.unfinished))
         console.print(f"{_runs(results.unfinished)} not finished: {named}", highlight=False)
     if outcome.busy:
         console.print(f"{_runs(outcome.busy)} left to another process", highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -48,6 +48,11 @@ PART_TITLES = {"test": "test", "valid": "validation"}
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 #: what a row and its seed decide, and no setting may
 DECIDED = ("method", "seed", "name")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of rows or runs in a sentence; those that have a comma of their own are in quotation marks."""
+    return ", ".join(f"'{name}'" if "," in name else name for name in names)
 
 
 def check_undecided(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from equipoise.report.summary import duration, traffic
+from equipoise.study.config import listed
 from equipoise.study.results import StudyResults
 from equipoise.study.rows import RowResult
 from equipoise.study.statistics import Spread
@@ -108,11 +109,11 @@ def sent_entries(rows: Sequence[RowResult]) -> list[str]:
         if len(told) > 1:
             found.setdefault(", ".join(told), []).append(row.row.name)
     unknown = [row.row.name for row in rows if row.traffic("sent") and not row.pooled and not row.sent_by_entry]
-    told = [f"Sent by {', '.join(names)}: {parts}." for parts, names in found.items()]
-    return [*told, f"Parts not recorded: {', '.join(unknown)}."] if told and unknown else told
+    told = [f"Sent by {listed(names)}: {parts}." for parts, names in found.items()]
+    return [*told, f"Parts not recorded: {listed(unknown)}."] if told and unknown else told
 
 
 def pooled_rows(rows: Sequence[RowResult]) -> list[str]:
     """What to know about rows that train on all images at one place."""
     names = [row.row.name for row in rows if row.runs and row.pooled]
-    return [f"{', '.join(names)}: no model travels, but all images would."] if names else []
+    return [f"{listed(names)}: no model travels, but all images would."] if names else []

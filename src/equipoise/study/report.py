@@ -17,6 +17,7 @@ from equipoise.report.summary import duration
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.storage import write_text
 from equipoise.study import figures, remarks
+from equipoise.study.config import listed
 from equipoise.study.cost import shared_times
 from equipoise.study.database import write_database
 from equipoise.study.files import to_csv, to_latex, to_markdown
@@ -244,5 +245,5 @@ def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
         text += " From the dotted line on a round could be chosen."
     others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]
     if others:
-        text += f" For {', '.join(others)} the models that chose the round: those reported were measured at the end."
+        text += f" For {listed(others)} the models that chose the round: those reported were measured at the end."
     return text

@@ -14,7 +14,16 @@ from equipoise.errors import UserError, first_line
 from equipoise.report.record import read_run
 from equipoise.report.tables import COLUMNS, METRIC_TITLES
 from equipoise.study.checks import REMEDY, DamagedRun, check_log, is_finished
-from equipoise.study.config import PART_TITLES, Cell, StudyConfig, cell_config, deviations, known_cells, no_common_set
+from equipoise.study.config import (
+    PART_TITLES,
+    Cell,
+    StudyConfig,
+    cell_config,
+    deviations,
+    known_cells,
+    listed,
+    no_common_set,
+)
 from equipoise.study.rows import RowResult, RunResult, holders
 from equipoise.study.runner import shared_with
 from equipoise.study.same_data import kinds
@@ -122,7 +131,7 @@ def selection_rule(runs: Iterable[RunResult], part: str) -> str:
     rows: dict[str, list[str]] = {}
     for run in runs:
         rows.setdefault(_rule(run.record.start.config["evaluation"]), []).append(run.cell.row.name)
-    rules = [f"{rule} ({', '.join(dict.fromkeys(names))})" for rule, names in rows.items()]
+    rules = [f"{rule} ({listed(dict.fromkeys(names))})" for rule, names in rows.items()]
     text = "; ".join(rules if len(rules) > 1 else rows)
     return f"{f'Reported is {text}' if text else 'No run has finished yet'}. {PART_SENTENCES[part]}"
 

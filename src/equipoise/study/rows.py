@@ -10,7 +10,7 @@ from equipoise.engine.events import first_event
 from equipoise.methods import get_method
 from equipoise.report.events import Result
 from equipoise.report.record import RunRecord
-from equipoise.study.config import METRICS, Cell, Metric, Row
+from equipoise.study.config import METRICS, Cell, Metric, Row, listed
 from equipoise.study.net_cost import NetCost, net_cost
 from equipoise.study.same_data import DataSeen
 from equipoise.study.statistics import Spread, spread
@@ -212,4 +212,4 @@ def holders(rows: Sequence[RowResult], runs: Sequence[RunResult]) -> str:
         for row in own:
             labels = [run.cell.label for run in row.runs if run.cell.folder in wanted]
             names += [row.full_name] if labels and covered([row]) else labels
-    return ", ".join(names)
+    return listed(names)

@@ -26,7 +26,7 @@ from equipoise.errors import FolderBusy, UserError, is_users
 from equipoise.runs import prepare_run
 from equipoise.storage import write_text
 from equipoise.study.checks import REMEDY, DamagedRun, check_finished, check_log, is_finished
-from equipoise.study.config import Cell
+from equipoise.study.config import Cell, listed
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
@@ -59,7 +59,7 @@ class Outcome:
         labels: dict[str, list[str]] = {}
         for label, problem in self.failed.items():
             labels.setdefault(str(problem) or type(problem).__name__, []).append(label)
-        lines = "\n".join(f"  {', '.join(names)}: {text}" for text, names in labels.items())
+        lines = "\n".join(f"  {listed(names)}: {text}" for text, names in labels.items())
         ours = next((problem for problem in self.failed.values() if not is_users(problem)), None)
         if ours is None:
             raise UserError(f"failed runs:\n{lines}")

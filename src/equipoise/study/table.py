@@ -8,7 +8,7 @@ from functools import cached_property
 
 from equipoise.report.tables import METRIC_TITLES
 from equipoise.study import remarks
-from equipoise.study.config import METRICS, Metric
+from equipoise.study.config import METRICS, Metric, listed
 from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_rows, sent_entries, shared_times
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults, selection_rule
 from equipoise.study.rows import RowResult, federation_of, holders
@@ -170,7 +170,7 @@ class StudyTable:
         found += self.incomparable
         pooled = [row.row.name for row in rows if row.pooled]
         if pooled:
-            found.append(f"{', '.join(pooled)}: pooled images, which hospitals cannot choose; neither best nor tested.")
+            found.append(f"{listed(pooled)}: pooled images, which hospitals cannot choose; neither best nor tested.")
         found += [self.tests_note] if self.tests_note else []
         if any(row.row.paper for row in rows) and study.paper:
             found.append(f"Paper: {study.paper}." + ("" if alone else " What differs from it stands at the top."))
@@ -208,7 +208,7 @@ def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
     most, *fewer = sorted(by_count, reverse=True)
     if most == 1:
         return ["One seed."]
-    less = "".join(f"; {count} for {', '.join(by_count[count])}" for count in fewer)
+    less = "".join(f"; {count} for {listed(by_count[count])}" for count in fewer)
     return [f"Mean ± sample standard deviation over {most} seeds{less}."]
 
 
