@@ -162,6 +162,10 @@ def test_a_single_prototype_stays_where_it_is():
         assert_close(single, torch.tensor([[0.6, 0.8]]), 1e-6)
 
 
+def test_prototypes_at_right_angles_rest_there():
+    assert_close(orthogonalise(torch.eye(3, 5)), torch.eye(3, 5), 0)
+
+
 def test_concept_statistics_have_the_golden_values(golden):
     case = golden("fedbm/concept_stats")
     mean, variance = concept_statistics(case["text_embeddings"])

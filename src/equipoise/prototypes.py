@@ -105,12 +105,12 @@ def orthogonalise(prototypes: Tensor, steps: int = 1000, lr: float = 0.1, diagon
 @torch.no_grad()
 def drive_apart(vectors: Tensor, lr: float = 0.1, diagonal: str = "zero") -> None:
     """One step of `orthogonalise`, on vectors (C, D) in place."""
-    classes = torch.arange(len(vectors), device=vectors.device)
-    itself = classes[:, None] == classes
+    floor = 0.0 if diagonal == "zero" else -torch.inf
     lengths = vectors.norm(dim=1, keepdim=True).clamp_(min=1e-12)
     units = vectors / lengths
-    cosines = (units @ units.T).masked_fill_(itself, 0.0 if diagonal == "zero" else -torch.inf)
-    pairs = ((cosines.argmax(1, keepdim=True) == classes) & ~itself).to(vectors.dtype)
+    largest = (units @ units.T).fill_diagonal_(floor).max(1, keepdim=True)
+    others = torch.arange(len(vectors), device=vectors.device)
+    pairs = ((largest.indices == others) & (largest.values > floor)).to(vectors.dtype)
     # d cos(v_i, v_j) / d v_i is the part of u_j at right angles to u_i, over |v_i|.
     pull = (pairs + pairs.T) @ units
     pull -= (pull * units).sum(1, keepdim=True) * units

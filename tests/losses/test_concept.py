@@ -46,6 +46,12 @@ def test_concept_logits_without_variance_are_a_scaled_cosine_classifier():
     assert_close(concept_alignment(features, labels, mean, nothing, 12.5), F.cross_entropy(scaled, labels), 1e-9)
 
 
+def test_a_temperature_of_double_precision_does_not_widen_the_loss():
+    features, mean, variance = normal(4, 6).float(), normal(3, 6, seed=1).float(), torch.ones(3, 6)
+    loss = concept_alignment(features, torch.tensor([0, 1, 2, 1]), mean, variance, torch.tensor(5.0).double())
+    assert loss.dtype == torch.float32
+
+
 def test_concept_alignment_bounds_the_expected_loss_over_texts():
     features, mean, variance = normal(4, 6), normal(3, 6, seed=1) / 3, normal(3, 6, seed=2).square() / 50
     labels = torch.tensor([0, 1, 2, 1])

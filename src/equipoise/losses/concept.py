@@ -27,7 +27,7 @@ def concept_alignment(features: Tensor, labels: Tensor, mean: Tensor, variance: 
     """
     logits = concept_logits(features, mean, variance, temperature)
     uncertainty = F.normalize(widened(features), dim=-1).square() * variance.to(logits.dtype)[labels.long()]
-    return cross_entropy_of(logits, labels) + temperature**2 / 2 * uncertainty.sum(-1).mean()
+    return cross_entropy_of(logits, labels) + (temperature**2 / 2 * uncertainty.sum(-1)).mean()
 
 
 def diversity(codes: Tensor, images: Tensor, labels: Tensor, num_classes: int, epsilon: float = 1e-5) -> Tensor:
