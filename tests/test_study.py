@@ -344,6 +344,13 @@ def test_comparisons_pair_by_seed_and_correct_over_rows():
     assert found["far"].wilcoxon == pytest.approx(0.125)
 
 
+def test_the_best_is_that_of_the_seeds_that_all_have():
+    long = {1: 80.0, 2: 82.0, 3: 84.0, 4: 60.0, 5: 61.0, 6: 62.0}
+    short = {1: 78.0, 2: 79.0, 3: 80.0}
+    (found,) = compare_with_best({"long": long, "short": short})
+    assert found.best == "long" and found.pairs == 3 and found.difference == pytest.approx(3.0)
+
+
 def test_the_lowest_is_best_for_errors():
     values = {"calm": {1: 2.0, 2: 2.5, 3: 2.2}, "wild": {1: 9.0, 2: 8.0, 3: 9.5}}
     assert compare_with_best(values, higher=False)[0].best == "calm"
@@ -484,7 +491,9 @@ def test_a_study_may_report_models_as_they_are_right_after_local_training(tmp_pa
     study = made_up_study(scope="trained")
     monkeypatch.setitem(VIEWS, "fedavg", ("global", "trained"))
     results = collect(make_up(study, tmp_path), tmp_path)
-    rows = {row["method"]: row for row in summary(results)["rows"]}
+    found = summary(results)
+    assert (found["scope"], found["models"]) == ("sites", "trained")
+    rows = {row["method"]: row for row in found["rows"]}
     assert (rows["fedavg"]["view"], rows["prr"]["view"], rows["local"]["view"]) == ("trained", "personal", "personal")
     assert rows["fedavg"]["views"].keys() == {"global", "trained"}
     head, _, fedavg, *_ = (line for line in to_markdown(results).splitlines() if line.startswith("|"))

@@ -160,6 +160,12 @@ def test_two_processes_on_one_study_leave_every_run_whole(equipoise, tmp_path):
     assert [row["macro_f1"]["n"] for row in summary["rows"]] == [2, 2]
 
 
+def test_a_device_that_is_not_there_is_told_once_and_nothing_is_written(equipoise, tmp_path):
+    code, _, err = equipoise(str(write_study(tmp_path / "small.toml")), "--device", "tpu")
+    assert code == 2 and "compute.device = 'tpu' is no device" in err and "fedavg-seed1" not in err
+    assert not Path("studies").exists()
+
+
 def test_a_run_that_another_process_is_at_is_left_to_it(equipoise, tmp_path):
     source = str(write_study(tmp_path / "small.toml"))
     with claimed_folder(Path("studies/small/runs/fedavg-seed1")):

@@ -132,6 +132,20 @@ def test_a_run_that_was_begun_is_not_called_unrun(tmp_path):
     assert found["unfinished"] == ["fedavg-seed2"] and found["not_run"] == ["fedavg (seed 3)"]
 
 
+def test_runs_of_no_row_are_named(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    (tmp_path / "runs" / "prr-seed1").rename(tmp_path / "runs" / "prr, old-seed1")
+    results = collect(study, tmp_path)
+    assert summary(results)["strangers"] == ["prr, old-seed1"]
+    assert "runs of no row: &#39;prr, old-seed1&#39;" in render(results)
+
+
+def test_a_run_without_its_mean_over_sites_is_damaged(tmp_path):
+    study = make_up(made_up_study(), tmp_path)
+    rewrite_all(tmp_path, lambda path, line: [line] * (line.get("scope") != "mean" or path.parent.name != "prr-seed2"))
+    assert "tells of no test result" in str(collect(study, tmp_path).damaged["prr-seed2"])
+
+
 def test_a_study_whose_first_wave_is_done_is_complete(tmp_path):
     rows = [*ROWS, {"name": "kept", "method": "fedprox", "seeds": [], "later": [1]}]
     results = collect(make_up(made_up_study(row=rows), tmp_path), tmp_path)
@@ -301,7 +315,8 @@ def test_tests_are_made_within_each_table(with_central):
     assert [test.other for test in second.comparisons] == ["fedavg"] and fourth.comparisons == []
     fedavg = next(row for row in with_central.rows if row.row.name == "fedavg")
     assert (second.mark(fedavg), fourth.mark(fedavg)) == ("†", "")
-    assert "†" in second.tests_note and fourth.tests_note == "", "no note on marks that a table does not have"
+    assert "†" in second.tests_note
+    assert fourth.tests_note == "No test was made: no two rows have 3 seeds in common."
 
 
 def test_pooled_training_sends_no_model(with_central):
@@ -375,6 +390,16 @@ def test_every_file_has_marks_costs_and_the_unseen_cohort(tmp_path):
     lines = list(csv.DictReader(io.StringIO(to_csv(results))))
     (cohort,) = [line for line in lines if line["cohort"] and line["method"] == "prr"]
     assert cohort["cohort"] == "Graz" and cohort["macro_f1_paper"] == "50.24" and cohort["model_bytes"] == ""
+
+
+def test_the_rule_stands_under_tables_of_sites_and_cohorts_too(tmp_path):
+    results = collect(make_up(made_up_study(cohort_table="Table X"), tmp_path), tmp_path)
+    by_site, cohort, *_ = side_tables(results, "")
+    assert by_site.notes[0].startswith("Reported is the round") and cohort.notes == by_site.notes
+    assert "over 3 seeds" in cohort.notes[1]
+    for text in (to_latex(results), to_markdown(results), render(results)):
+        assert text.count("Test data took no part in the choice") >= 3
+        assert "Table X. The unseen cohort Graz" in text
 
 
 def test_what_is_sent_is_told_by_entry_where_runs_do(tmp_path):

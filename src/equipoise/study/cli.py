@@ -91,12 +91,15 @@ def _run(
     check: Callable[[Run], None],
 ) -> Outcome:
     """Run the grid under the eyes of the display and of the trackers."""
+    from equipoise.runs import choose_device
     from equipoise.study.progress import GridProgress
     from equipoise.study.runner import run_grid
     from equipoise.study.tracking import TrackedGrid
     from equipoise.tracking import check_trackers
 
     names = check_trackers(track)
+    for name in {config.compute.device for _, config in planned}:
+        choose_device(name)
     _refuse_tables_of_other_runs(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with GridProgress(console, planned) as display, TrackedGrid(display, names) as tracked:
@@ -124,8 +127,12 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
     elif report_only and results.unfinished:
         named = escape(listed(results.unfinished))
         console.print(f"{_runs(results.unfinished)} not finished: {named}", highlight=False)
-    if outcome.busy:
-        console.print(f"{_runs(outcome.busy)} left to another process", highlight=False)
+    finished = {run.cell.label for run in results.runs}
+    if busy := [label for label in outcome.busy if label not in finished]:
+        console.print(f"{_runs(busy)} left to another process", highlight=False)
+    if results.strangers:
+        named = escape(listed(results.strangers))
+        console.print(f"{_runs(results.strangers)} of no row of the study, and left aside: {named}", highlight=False)
     if results.runs:
         console.print(f"report: {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
     outcome.failed = {**results.damaged, **outcome.failed}

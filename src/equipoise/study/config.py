@@ -128,6 +128,7 @@ class StudyConfig(Table):
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
     paper: str = Field("", description="where the paper's numbers stand")
     paper_label: str = Field("paper", description="what heads the columns of the paper's numbers")
+    cohort_table: str = Field("", description="what the paper calls its table of an unseen cohort")
     differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
     all_methods: bool = Field(False, strict=True, description="a row for every registered method that no row names")
     data: tuple[DataSet, ...] = ()
@@ -260,9 +261,12 @@ def _seeds(study: StudyConfig, row: Row, seeds: Sequence[int] | None, full: bool
     return first + row.later if full else first
 
 
+def _runs_folder(folder: Path, data: DataSet | None) -> Path:
+    return folder / "runs" / data.name if data else folder / "runs"
+
+
 def _run_folder(folder: Path, row: Row, data: DataSet | None, seed: int) -> Path:
-    runs = folder / "runs" / data.name if data else folder / "runs"
-    return runs / f"{row.name}-seed{seed}"
+    return _runs_folder(folder, data) / f"{row.name}-seed{seed}"
 
 
 def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
@@ -270,12 +274,22 @@ def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
     found = []
     for data in study.data_sets:
         for row in study.rows:
-            places = _run_folder(folder, row, data, 0).parent.glob("*-seed*")
+            places = _runs_folder(folder, data).glob("*-seed*")
             seeds = (path.name.rpartition("-seed")[2] for path in places)
             for seed in sorted({int(seed) for seed in seeds if seed.isdecimal()}):
                 path = _run_folder(folder, row, data, seed)
                 if (path / "events.jsonl").is_file() or (path / "models").is_dir():
                     found.append(Cell(row, data, seed, path))
+    return found
+
+
+def strangers(study: StudyConfig, folder: Path) -> list[str]:
+    """Runs in the study's folder that belong to no row of it, after a change of names, say."""
+    found, known = [], {row.name for row in study.rows}
+    for data in study.data_sets:
+        names = [path.parent.name for path in sorted(_runs_folder(folder, data).glob("*-seed*/events.jsonl"))]
+        own = [name for name in names if name.rpartition("-seed")[0] not in known]
+        found += [f"{data.name}/{name}" if data else name for name in own]
     return found
 
 
@@ -321,16 +335,16 @@ def as_settings(table: Mapping[str, Any]) -> Iterator[str]:
 def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
 
-    What the config left to the data (the net's name), and where a run is computed and stored, do not count; the
-    precision does. A setting that the run's version did not know yet, or an option that it did not write down, was at
-    its default.
+    What the config left to the data (the net's name), where a run is computed and stored, and how many images are
+    scored at once do not count; the precision does. A setting that the run's version did not know yet, or an option
+    that it did not write down, was at its default.
     """
     usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
     defaults = {"methods": {planned.method: all_options(planned.method, {})}}
     found = usual | dotted(defaults) | dotted(recorded)
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
-    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store")
+    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store", "evaluation.batch_size")
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}

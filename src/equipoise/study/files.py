@@ -83,7 +83,7 @@ def _latex_scores(table: StudyTable, label: str) -> str:
 
 def _latex_side(table: SideTable, label: str) -> str:
     lines = [(name, [latex_text(text) for text in cells]) for name, cells in table.lines]
-    return _latex(label, table.caption, table.heads, lines, first=table.first)
+    return _latex(label, table.caption, table.heads, lines, " ".join(table.notes), table.first)
 
 
 def _latex(
@@ -127,6 +127,7 @@ def to_markdown(results: StudyResults) -> str:
             parts += [table.caption, _markdown_scores(table), " ".join(table.notes())]
         for side in side_tables(results, data):
             parts += [side.caption, _markdown(side.heads, side.lines, side.first.lower())]
+            parts += [" ".join(side.notes)] if side.notes else []
     return "\n\n".join(parts) + "\n"
 
 

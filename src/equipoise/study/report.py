@@ -84,6 +84,7 @@ def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
         ("Runs", f"{len(runs)} finished, {remarks.runs_lacking(results)} not"),
         ("With --full", "; ".join(remarks.later(results))),
         ("To come", "; ".join(tables_to_come(results))),
+        ("Left aside", f"runs of no row: {listed(results.strangers)}" if results.strangers else ""),
         ("Scope", results.scope),
         ("Selection", results.rule),
         ("Paper", study.paper),

@@ -23,6 +23,7 @@ from equipoise.study.config import (
     known_cells,
     listed,
     no_common_set,
+    strangers,
 )
 from equipoise.study.rows import RowResult, RunResult, holders
 from equipoise.study.runner import shared_with
@@ -51,6 +52,8 @@ class StudyResults:
     unfinished: Sequence[str]
     damaged: Mapping[str, Exception] = field(default_factory=dict)
     """Finished runs whose files cannot be used, by label."""
+    strangers: Sequence[str] = ()
+    """Runs that are there and belong to no row."""
 
     @property
     def runs(self) -> list[RunResult]:
@@ -177,7 +180,7 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
         for name in (data.name if data else "" for data in study.data_sets)
         for row in study.rows
     ]
-    return StudyResults(study, folder, rows, unfinished, damaged)
+    return StudyResults(study, folder, rows, unfinished, damaged, strangers(study, folder))
 
 
 def _read(cell: Cell, part: str) -> RunResult:
@@ -190,7 +193,7 @@ def _read(cell: Cell, part: str) -> RunResult:
         raise
     except (UserError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
-    untested = part == "test" and run.record.has_test_data and not run.record.finals
+    untested = part == "test" and run.record.has_test_data and all(r.scope != "mean" for r in run.record.finals)
     if not run.record.rounds or untested:
         lacking = "test result" if run.record.rounds else "round"
         raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")

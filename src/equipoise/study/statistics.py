@@ -55,14 +55,18 @@ class Comparison:
 def compare_with_best(values: Mapping[str, Mapping[Hashable, float]], higher: bool = True) -> list[Comparison]:
     """Paired tests between the best row and each other one, over the keys (seeds, say) that both have.
 
-    The best is that of the highest mean (the lowest, if not `higher`) among rows with enough results to be tested.
-    Rows with too few pairs are left out. Holm's correction is over the tests made, for each kind apart.
+    The best is that of the highest mean (the lowest, if not `higher`) among rows with enough results to be tested, over
+    the keys that all of these have, if there are enough. Rows with too few pairs are left out. Holm's correction is
+    over the tests made, for each kind apart.
     """
     testable = {name: own for name, own in values.items() if len(own) >= FEWEST_PAIRS}
     if len(testable) < 2:
         return []
     choose = max if higher else min
-    best = choose(testable, key=lambda name: float(np.mean(list(testable[name].values()))))
+    common = set.intersection(*(set(own) for own in testable.values()))
+    judged = common if len(common) >= FEWEST_PAIRS else set.union(*(set(own) for own in testable.values()))
+    means = {name: float(np.mean([own[key] for key in own if key in judged])) for name, own in testable.items()}
+    best = choose(means, key=means.__getitem__)
     found: list[tuple[str, int, float]] = []
     t_tests: list[float] = []
     wilcoxons: list[float] = []

@@ -9,7 +9,7 @@ from equipoise.study import remarks
 from equipoise.study.config import METRICS
 from equipoise.study.cost import cost
 from equipoise.study.results import StudyResults
-from equipoise.study.rows import RowResult, Spreads
+from equipoise.study.rows import VIEWS, RowResult, Spreads
 from equipoise.study.table import tables_of, tables_to_come
 
 
@@ -20,7 +20,8 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "study": study.name,
         "title": study.title,
         "rule": results.rule,
-        "scope": study.scope,
+        "scope": "common" if study.scope == "common" else "sites",
+        "models": VIEWS[study.scope][0],
         "part": study.part,
         "primary": study.primary,
         "paper": study.paper,
@@ -35,6 +36,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
         "tables_to_come": tables_to_come(results),
         "unfinished": list(results.unfinished),
         "damaged": list(results.damaged),
+        "strangers": list(results.strangers),
     }
 
 

@@ -13,7 +13,7 @@ from equipoise.study.cost import COST_TITLES, cost_caption, cost_cells, pooled_r
 from equipoise.study.results import HIGHER_IS_BETTER, StudyResults, selection_rule
 from equipoise.study.rows import RowResult, federation_of, holders
 from equipoise.study.same_data import kinds
-from equipoise.study.statistics import ROUNDING, Comparison, Spread, compare_with_best
+from equipoise.study.statistics import FEWEST_PAIRS, ROUNDING, Comparison, Spread, compare_with_best
 
 #: the p-value below which a difference is marked
 SIGNIFICANT = 0.05
@@ -135,10 +135,10 @@ class StudyTable:
 
     @property
     def tests_note(self) -> str:
-        """How tests were made and what marks mean; nothing where no test was made."""
+        """How tests were made and what marks mean, or why there are none."""
         comparisons = [comparison for comparison in self.comparisons if comparison.t_test is not None]
         if not comparisons:
-            return ""
+            return self._no_test
         count = "1 comparison" if len(comparisons) == 1 else f"{len(comparisons)} comparisons"
         pairs = sorted({comparison.pairs for comparison in comparisons})
         # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
@@ -151,6 +151,14 @@ class StudyTable:
             f"{said} (p < {SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} "
             f"pairs, with which Wilcoxon's p before correction is at least {least:.2g})."
         )
+
+    @property
+    def _no_test(self) -> str:
+        """Why rows that compare were not tested."""
+        rows = [row for row in self.rows if not row.pooled]
+        if len(rows) < 2 or self.comparisons or self.incomparable:
+            return ""
+        return f"No test was made: no two rows have {FEWEST_PAIRS} {self.results.study.pairs} in common."
 
     # ---- notes ----------------------------------------------------------------------------------
 
@@ -197,6 +205,11 @@ def tables_to_come(results: StudyResults) -> list[str]:
     shown = {(data, table.name) for data in results.data_names for table in tables_of(results, data)}
     every = [(data, name) for data in results.data_names for name in results.study.tables if name]
     return [_of(data, name) for data, name in every if (data, name) not in shown]
+
+
+def _score_notes(results: StudyResults, rows: Sequence[RowResult]) -> list[str]:
+    """How rounds were chosen, and what numbers are means of."""
+    return [selection_rule((run for row in rows for run in row.runs), results.study.part), *_seeds_note(rows)]
 
 
 def _seeds_note(rows: Sequence[RowResult]) -> list[str]:
@@ -246,6 +259,8 @@ class SideTable:
     heads: Sequence[str]
     lines: Sequence[tuple[str, Sequence[str]]]
     first: str = "Method"
+    notes: Sequence[str] = ()
+    """What stands beneath."""
 
 
 def site_table(results: StudyResults, data: str) -> SideTable | None:
@@ -257,7 +272,7 @@ def site_table(results: StudyResults, data: str) -> SideTable | None:
     lines = [
         (row.row.name, [number(row.scores_of(row.view, "site", site).get(primary)) for site in sites]) for row in rows
     ]
-    return SideTable(_of(data, f"{METRIC_TITLES[primary]} by site."), sites, lines)
+    return SideTable(_of(data, f"{METRIC_TITLES[primary]} by site."), sites, lines, notes=_score_notes(results, rows))
 
 
 def cohort_tables(results: StudyResults, data: str) -> list[SideTable]:
@@ -281,7 +296,10 @@ def _cohort_table(results: StudyResults, rows: Sequence[RowResult], data: str, c
             cells.append(decimals(row.row.paper_cohort.get(column.metric), known))
         lines.append((row.row.name, [view, *cells]))
     text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
-    return SideTable(_of(data, text), ["Model", *(heading(results, column) for column in (*ours, *papers))], lines)
+    if papers and results.study.cohort_table:
+        text = f"The paper's {results.study.cohort_table}. {text}"
+    heads = ["Model", *(heading(results, column) for column in (*ours, *papers))]
+    return SideTable(_of(data, text), heads, lines, notes=_score_notes(results, rows))
 
 
 def cost_table(results: StudyResults, data: str) -> SideTable | None:
