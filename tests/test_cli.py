@@ -180,6 +180,18 @@ def test_an_unreadable_image_is_named_and_can_be_skipped(equipoise):
     assert code == 2 and "torn.png" in err and not Path("out").exists()
     code, _, _ = equipoise("run", "--data", "folder:images", *common, "--skip-unreadable")
     assert code == 0
+    code, _, err = equipoise("run", "--data", "folder:images", *common[2:], "--out", "more")
+    assert code == 2 and "torn.png" in err, "a store that lacks an image is not for runs that may skip none"
+
+
+def test_a_folder_of_nothing_but_unreadable_images_is_refused(equipoise):
+    for name in ("a", "b"):
+        Path("images", name).mkdir(parents=True)
+        Path("images", name, "torn.png").write_bytes(b"not an image")
+    settings = ("--set", "data.size=16", "--set", "data.store='store'", "--skip-unreadable")
+    code, _, err = equipoise("run", "--data", "folder:images", "--out", "out", *settings)
+    assert code == 2 and "none of the 2 images of folder:images can be read" in err and "torn.png" in err
+    assert not Path("out").exists() and not list(Path("store").glob("*px*/index.json"))
 
 
 def test_labels_outside_the_class_list_and_empty_classes_are_named(equipoise):
@@ -187,6 +199,8 @@ def test_labels_outside_the_class_list_and_empty_classes_are_named(equipoise):
     rows = [f"images/{c}/{c}{i}.png,{c}" for c in "ab" for i in range(6)]
     Path("list.csv").write_text("path,label\n" + "\n".join(rows))
     base = ("run", "--data", "manifest:list.csv", "--out", "out", "--set", "data.store='store'")
+    code, _, err = equipoise(*base, "--set", "data.classes=['a', 'b', 'a']")
+    assert code == 2 and "a is named twice" in err
     code, _, err = equipoise(*base, "--set", "data.classes=['a']")
     assert code == 2 and "b" in err
     code, _, err = equipoise(*base, "--set", "data.classes=['a','b','c']")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from pathlib import Path
@@ -282,7 +283,8 @@ def main() -> None:
         errors.print(f"[red]error:[/] not enough memory: {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as problem:
-        errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
+        advice = "; make room, and go on: a run with `--resume`" if problem.errno == errno.ENOSPC else ""
+        errors.print(f"[red]error:[/] {escape(str(problem))}{advice}", highlight=False, soft_wrap=True)
         sys.exit(2 if is_users(problem) else 1)
     except Exception:
         traceback.print_exc()

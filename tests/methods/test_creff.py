@@ -48,9 +48,10 @@ def autograd_gradients(features: torch.Tensor, labels: torch.Tensor, classifier:
 # ---- limits --------------------------------------------------------------------------------------------
 
 
-def test_without_retraining_it_is_fedavg_bit_for_bit_and_scores_the_same(tmp_path):
-    plain = run_tiny(tmp_path / "fedavg", "fedavg")
-    limit = run_tiny(tmp_path / "creff", "creff", *FEW, "creff.classifier_epochs=0")
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_without_retraining_it_is_fedavg_bit_for_bit_and_scores_the_same(tmp_path, dropout):
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", f"net.dropout={dropout}")
+    limit = run_tiny(tmp_path / "creff", "creff", *FEW, "creff.classifier_epochs=0", f"net.dropout={dropout}")
     assert_same_bits(shared_model(plain), shared_model(limit))
     scores = [[e["metrics"] for e in events(folder, "evaluation")] for folder in (plain, limit)]
     assert scores[0] == scores[1]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from equipoise.table import Table
 
@@ -63,6 +63,14 @@ class DataConfig(Table):
     imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")
     limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
     phantom: PhantomConfig = PhantomConfig()
+
+    @field_validator("classes")
+    @classmethod
+    def _different_classes(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        twice = dict.fromkeys(name for name in names or () if (names or ()).count(name) > 1)
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is named twice")
+        return names
 
     def store_root(self) -> Path:
         """The folder of prepared stores: `store`, else $EQUIPOISE_DATA, else the user's cache folder."""

@@ -101,9 +101,9 @@ def prepare(
         where = f"do not exist (paths start in {root.resolve().parent})" if root.is_file() else f"are not in {root}"
         raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}")
     folder = store_folder(config)
-    if not _up_to_date(folder, listing):
+    if not _up_to_date(folder, listing, config):
         with claimed(folder):
-            if not _up_to_date(folder, listing):  # another process may have built it meanwhile
+            if not _up_to_date(folder, listing, config):  # another process may have built it meanwhile
                 _build(listing, folder, config, workers or os.cpu_count() or 1, progress)
     return Store(folder)
 
@@ -119,12 +119,16 @@ def _source(config: DataConfig) -> ModuleType:
     return source
 
 
-def _up_to_date(folder: Path, listing: Listing) -> bool:
-    """Whether the folder holds a usable store of just these images."""
+def _up_to_date(folder: Path, listing: Listing, config: DataConfig) -> bool:
+    """Whether the folder holds a usable store of just these images; of all of them, unless some may be skipped."""
     try:
-        return Store(folder).exists() and Store(folder).index.checksum == listing.checksum()
+        if not Store(folder).exists():
+            return False
+        index = Store(folder).index
     except UserError:
         return False
+    whole = config.skip_unreadable or len(index) == len(listing.records)
+    return whole and index.checksum == listing.checksum()
 
 
 def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, progress: bool) -> None:
@@ -137,6 +141,9 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     if unreadable and not config.skip_unreadable:
         found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
         raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
+    if len(unreadable) == len(records):
+        why = first_few(unreadable.values()) if records else f"none exists, {first_few(listing.missing())}"
+        raise UserError(f"none of the {len(listing.records)} images of {config.name} can be read: {why}")
     write_index(draft, store_index(listing, records, unreadable, depths))
     (draft / DONE).unlink()
     (draft / LISTING).unlink()

@@ -96,7 +96,7 @@ class Slot:
         The site trains and adapts on its own `data`; models are measured there too, unless `elsewhere` is given.
         """
         client, began = self.client, time.perf_counter()
-        self._index, self._work = request.index, 0
+        self._index, self._work, self._trainings = request.index, 0, 0
         self._progress = Progress(self._loss_sum.zero_())
         client.begin(message, kept)
         client.site, client.round = request.site, request.round
@@ -158,9 +158,11 @@ class Slot:
         client = self.client
         if isinstance(work, Train) and 0 in amount(work, client.config.train):
             return None  # and it takes no random stream: later work draws as if it had not been yielded
-        self.run_step.seed(client.stream("dropout", self._index, self._work))
         self._work += 1
         if isinstance(work, Train):
+            # Other work does not count: what is looked up before leaves the masks of training as they are.
+            self.run_step.seed(client.stream("dropout", self._index, self._trainings))
+            self._trainings += 1
             yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
             result: Any = None
         elif isinstance(work, Scan):
