@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeness import assert_close
+from equipoise import aggregation
 from equipoise.aggregation import (
     band_schedule,
     fourier_average,
@@ -218,6 +219,16 @@ def test_sites_that_agree_or_one_alone_get_back_what_they_sent(kind, phase, part
     assert_close(fourier_average(single, 0.8, kind, phase, parts), single, 1e-6)
     agreed = single.expand(4, *SHAPES[kind])
     assert_close(fourier_average(agreed, 0.8, kind, phase, parts), agreed, 1e-6)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("phase", ["angle", "complex"])
+@pytest.mark.parametrize("parts", ["both", "amplitude", "phase"])
+def test_sites_may_be_transformed_a_few_at_a_time(kind, phase, parts, monkeypatch):
+    tensors = normal(5, *SHAPES[kind])
+    expected = fourier_average(tensors, 0.8, kind, phase, parts)
+    monkeypatch.setattr(aggregation, "MOST_TRANSFORMED", 2 * tensors[0].numel())
+    assert_close(fourier_average(tensors, 0.8, kind, phase, parts), expected, 1e-12)
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -15,6 +15,8 @@ from equipoise.losses import widened
 Item = TypeVar("Item")
 #: axes of the weights of sites, by what `fourier_average` makes of them
 DIMENSIONS = {"conv": 5, "linear": 3, "classifier": 2}
+#: values of all sites whose Fourier transforms are held at a time; each takes some 80 bytes
+MOST_TRANSFORMED = 1 << 23
 
 
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
@@ -128,20 +130,40 @@ def fourier_average(
     check_choice("parts", parts, ("both", "amplitude", "phase"))
     if not 0 <= band <= 1:
         raise UserError(f"band={band}: the share of frequencies that sites share lies between 0 and 1")
-    signals = _as_signals(tensors.double(), kind)
+    signals = _as_signals(tensors, kind)
     axes = (-1,) if kind == "classifier" else (-2, -1)
     if not all(_half_width(signals.shape[axis], band) for axis in axes):
         return tensors.clone()
-    spectra = _real_where_real(torch.fft.fftn(signals, dim=axes), axes)
-    amplitudes, angles = spectra.abs(), spectra.angle()
-    if phase == "angle":
-        amplitude, angle = amplitudes.mean(0), angles.mean(0)
-    else:
-        amplitude, angle = spectra.mean(0).abs(), spectra.mean(0).angle()
-    shared = torch.polar(amplitudes if parts == "phase" else amplitude, angles if parts == "amplitude" else angle)
-    merged = torch.where(_band_mask(signals, band, axes), shared, spectra)
-    weights = _as_weights(torch.fft.ifftn(merged, dim=axes).real, tensors, kind)
-    return weights.to(tensors.dtype).contiguous()
+    portions = signals.split(max(MOST_TRANSFORMED // max(signals[0].numel(), 1), 1))
+    whole = _spectra(signals, axes) if len(portions) == 1 else None  # else transformed twice, some sites at a time
+
+    def spectra() -> Iterator[Tensor]:
+        return iter([whole]) if whole is not None else (_spectra(portion, axes) for portion in portions)
+
+    amplitude, angle = _mean_spectrum(spectra(), len(tensors), phase)
+    inside = _band_mask(signals, band, axes)
+    merged = []
+    for own in spectra():
+        shared = torch.polar(
+            own.abs() if parts == "phase" else amplitude, own.angle() if parts == "amplitude" else angle
+        )
+        merged.append(torch.fft.ifftn(torch.where(inside, shared, own), dim=axes).real.to(tensors.dtype))
+    return _as_weights(torch.cat(merged), tensors, kind).contiguous()
+
+
+def _spectra(signals: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return _real_where_real(torch.fft.fftn(signals.double(), dim=axes), axes)
+
+
+def _mean_spectrum(spectra: Iterable[Tensor], sites: int, phase: str) -> tuple[Tensor, Tensor]:
+    """Amplitudes and angles of the mean over all sites: of the two apart, or of the complex numbers."""
+    total: Tensor | None = None
+    for own in spectra:
+        portion = own.sum(0) if phase == "complex" else torch.stack([own.abs().sum(0), own.angle().sum(0)])
+        total = portion if total is None else total.add_(portion)
+    assert total is not None
+    mean = total / sites
+    return (mean.abs(), mean.angle()) if phase == "complex" else (mean[0], mean[1])
 
 
 def _as_signals(tensors: Tensor, kind: str) -> Tensor:
