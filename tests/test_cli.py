@@ -361,7 +361,7 @@ def test_a_full_disk_is_said_plainly(equipoise, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_payload", full)
     code, _, err = equipoise("run", "--out", "out", *QUICK)
-    assert code == 2 and "No space left on device" in err
+    assert code == 2 and "No space left on device" in err and "--resume" in err
 
 
 def test_kill_in_mid_round_and_resume_give_the_same_weights(tmp_path):

@@ -208,6 +208,27 @@ def test_what_is_said_of_drawn_sites_follows_from_the_events_of_the_runs():
         assert holders(read_run(study / "runs" / run["name"]), known["first_round"]) == run
 
 
+@pytest.mark.parametrize("study", ["fedbm-ham10000-0.05", "fedbm-pbc-0.05"])
+def test_rounds_of_the_released_rule_follow_from_the_events_of_the_runs(study):
+    folder = ROOT / "results" / study
+    rounds = runpy.run_path(str(ROOT / "benchmarks" / "released_rule.py"))["rounds"]
+    known = json.loads((folder / "released_rule.json").read_text())["runs"]
+    assert len(known) == len(list((folder / "runs").iterdir()))
+    assert all(rounds(read_run(folder / "runs" / run["name"])) == run for run in known)
+
+
+def test_what_is_said_of_the_released_rule_and_of_coarse_images_is_measured():
+    page = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    runs = json.loads((ROOT / "results" / "fedbm-ham10000-0.05" / "released_rule.json").read_text())["runs"]
+    f1 = {run["name"]: (run["released"]["macro_f1"], run["ours"]["macro_f1"]) for run in runs}
+    for title, name in (("FedBM", "fedbm"), ("FedAvg", "fedavg")):
+        (first, ours), (second, others) = f1[f"{name}-seed1"], f1[f"{name}-seed2"]
+        assert re.search(rf"{title} {first} and {second} \((ours )?{ours} and {others}\)", page)
+    detail = json.loads((ROOT / "results" / "prr-dermoscopy" / "detail.json").read_text())
+    left = dict(zip(detail["bands"], detail["brightness left at half the pixels"]))
+    assert f"{100 * left['24 to 32 cycles']:.0f} % at 24 to 32" in page
+
+
 def test_the_results_in_the_readme_are_those_of_their_page():
     readme, page = ((ROOT / path).read_text(encoding="utf-8") for path in ("README.md", "docs/results.md"))
     table = readme[readme.index("| study | what was run |") : readme.index("## Speed")]

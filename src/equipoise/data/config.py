@@ -67,7 +67,7 @@ class DataConfig(Table):
     @field_validator("classes")
     @classmethod
     def _different_classes(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        twice = dict.fromkeys(name for name in names or () if (names or ()).count(name) > 1)
+        twice = sorted({name for name in names if names.count(name) > 1}) if names else []
         if twice:
             raise ValueError(f"{', '.join(twice)} is named twice")
         return names

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from equipoise.aggregation import fourier_average, weighted_mean
+from equipoise.aggregation import MOST_TRANSFORMED, fourier_average, weighted_mean
 from equipoise.engine.protocol import Replies, Tensors
 from equipoise.nets import groups as entry_groups
-
-#: values of all sites that are transformed together
-MOST_VALUES = 1 << 23
 
 
 def layer_kinds(net: nn.Module, classifier_rows: bool = True) -> dict[str, str]:
@@ -58,6 +55,6 @@ def _alike(updates: Replies, kinds: dict[str, str]) -> Iterator[list[str]]:
     for entry, kind in kinds.items():
         groups.setdefault((kind, updates[0]["model"][entry].shape), []).append(entry)
     for (_, shape), entries in groups.items():
-        together = max(MOST_VALUES // max(len(updates) * shape.numel(), 1), 1)
+        together = max(MOST_TRANSFORMED // max(len(updates) * shape.numel(), 1), 1)
         for start in range(0, len(entries), together):
             yield entries[start : start + together]

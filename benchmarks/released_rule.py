@@ -1,0 +1,56 @@
+"""Which rounds FedBM's released code would have chosen of a study's runs, and what they have on validation images.
+
+    python benchmarks/released_rule.py results/fedbm-ham10000-0.05
+
+The code adds up accuracy, micro recall (which is accuracy), precision, F1 and AUC; precision is taken as the mean over
+classes. Reads the events of a study's finished runs and writes `released_rule.json` beside them, in per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.report.record import RunRecord, read_run
+from equipoise.storage import write_text
+
+
+def precision(confusion: list[list[int]]) -> float:
+    """The mean over classes of the share of right calls; 0 for a class that is never called."""
+    counts = np.array(confusion, dtype=float)
+    return float(np.mean(np.diag(counts) / np.maximum(counts.sum(0), 1)))
+
+
+def rounds(run: RunRecord) -> dict[str, Any]:
+    """The round that was reported and the one of the released rule, each with its macro F1."""
+    scored = {each.round: each for each in run.evaluations if (each.part, each.view) == ("valid", "global")}
+    f1 = {number: each.metrics["macro_f1"] or 0.0 for number, each in scored.items()}
+
+    def merit(number: int) -> float:
+        metrics = scored[number].metrics
+        known = [metrics[name] or 0.0 for name in ("accuracy", "accuracy", "macro_f1", "balanced_auc")]
+        return sum(known) + precision(scored[number].confusion)
+
+    released = max((number for number in scored if number), key=merit)
+    chosen = {"ours": run.selections[0].round, "released": released}
+    return {
+        "name": run.folder.name,
+        **{rule: {"round": number, "macro_f1": round(100 * f1[number], 1)} for rule, number in chosen.items()},
+    }
+
+
+def main(study: Path) -> None:
+    """Write the figures of every finished run of a study."""
+    runs = [read_run(folder.parent) for folder in sorted(study.glob("runs/*/events.jsonl"))]
+    found = {"notes": ["python benchmarks/released_rule.py; validation images"], "runs": [rounds(run) for run in runs]}
+    write_text(study / "released_rule.json", json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", type=Path)
+    main(parser.parse_args().study)
