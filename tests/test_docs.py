@@ -48,6 +48,7 @@ STUDIES = {
             "prr-released": "PRR, nearly as released",
             "prr-exact": "PRR, as released",
             "prr, detail of 64 px": "control: PRR, images of 64 pixels enlarged to 128",
+            "prr, tf32": "control: PRR in TF32 instead of bfloat16",
         },
     ),
     "prr-dermoscopy-grouped": (
