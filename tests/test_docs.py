@@ -26,102 +26,92 @@ SYSTEMS = {
     "fedbm": "FedBM, PBC",
     "fedbm-ham10000": "FedBM, HAM10000",
 }
-#: by study: what a table of docs/results.md shows in which column, and what it calls the rows of summary.json
+#: what the columns of docs/results.md show
+COLUMNS = {
+    "macro F1": "macro_f1",
+    "macro F1, validation": "validation",
+    "AUC": "balanced_auc",
+    "balanced accuracy": "balanced_accuracy",
+    "accuracy": "accuracy",
+    "worst class": "worst_class_recall",
+}
+TUNING = {
+    "tau=7.5": "tau 7.5, lambda_dis 0.1, 16 generated images",
+    "tau=12.5": "tau 12.5, the same",
+    "tau=17.5 dis=0.1 batch=16": "tau 17.5, the same",
+    "tau=25": "tau 25, the same",
+    "dis=0.1 batch=8": "tau 17.5, lambda_dis 0.1, 8 images",
+    "dis=0.1 batch=32": "tau 17.5, lambda_dis 0.1, 32 images",
+    "dis=1 batch=8": "tau 17.5, lambda_dis 1, 8 images",
+    "dis=1 batch=16": "tau 17.5, lambda_dis 1, 16 images",
+    "dis=1 batch=32": "tau 17.5, lambda_dis 1, 32 images",
+}
+#: by study: what docs/results.md calls the rows of summary.json
 STUDIES = {
-    "prr-dermoscopy": (
-        {2: "macro_f1", 5: "balanced_auc", 7: "balanced_accuracy", 8: "worst_class_recall"},
-        {
-            "local": "local learning",
-            "central": "all images at one place",
-            "fedbn+pfa": "FedBN + PFA",
-            "fedbn+det": "FedBN + DET",
-            "fedbn+cpa": "FedBN + CPA",
-            "prr-cpa": "PRR without CPA",
-            "fedavg": "FedAvg",
-            "fedprox": "FedProx",
-            "silobn": "SiloBN",
-            "ida": "IDA",
-            "fedbn": "FedBN",
-            "fedproto": "FedProto",
-            "fml": "FML",
-            "prr": "PRR, the paper's reading",
-            "prr-released": "PRR, nearly as released",
-            "prr-exact": "PRR, as released",
-            "prr, detail of 64 px": "control: PRR, images of 64 pixels enlarged to 128",
-            "prr, tf32": "control: PRR in TF32 instead of bfloat16",
-        },
-    ),
-    "prr-dermoscopy-grouped": (
-        {1: "macro_f1", 2: "balanced_auc", 3: "balanced_accuracy", 4: "worst_class_recall"},
-        {"local": "local learning", "fedavg": "FedAvg", "fedbn": "FedBN", "prr": "PRR"},
-    ),
-    "fedbm-ham10000-0.05": (
-        {2: "macro_f1", 4: "accuracy", 6: "balanced_accuracy", 7: "balanced_auc", 8: "worst_class_recall"},
-        {
-            "fedavg": "FedAvg",
-            "fedetf": "FedETF",
-            "fedbm": "FedBM",
-            "fedbm-cgde": "FedBM without its generator",
-            "random": "a frozen classifier of random directions",
-        },
-    ),
-    "fedbm-pbc-0.05": (
-        {2: "macro_f1", 5: "accuracy", 7: "balanced_accuracy", 8: "balanced_auc", 9: "worst_class_recall"},
-        {
-            "fedavg": "FedAvg",
-            "fedetf": "FedETF",
-            "fedbm": "FedBM",
-            "fedbm-cgde": "FedBM without its generator",
-            "random": "a frozen classifier of random directions",
-            "fedbm, all sites": "control: FedBM, all sites in each round",
-            "fedavg, all sites": "control: FedAvg, all sites in each round",
-            "fedbm, detail of 32 px": "control: FedBM, images of 32 pixels enlarged to 64",
-            "fedavg, detail of 32 px": "control: FedAvg, images of 32 pixels enlarged to 64",
-        },
-    ),
-    "fedbm-tuning-pbc": (
-        {1: "macro_f1"},
-        {
-            "tau=7.5": "tau 7.5, lambda_dis 0.1, 16 generated images",
-            "tau=12.5": "tau 12.5, the same",
-            "tau=17.5 dis=0.1 batch=16": "tau 17.5, the same",
-            "tau=25": "tau 25, the same",
-            "dis=0.1 batch=8": "tau 17.5, lambda_dis 0.1, 8 images",
-            "dis=0.1 batch=32": "tau 17.5, lambda_dis 0.1, 32 images",
-            "dis=1 batch=8": "tau 17.5, lambda_dis 1, 8 images",
-            "dis=1 batch=16": "tau 17.5, lambda_dis 1, 16 images",
-            "dis=1 batch=32": "tau 17.5, lambda_dis 1, 32 images",
-        },
-    ),
-    "fednpr-isic": (
-        {2: "balanced_accuracy", 5: "balanced_auc", 7: "macro_f1", 8: "accuracy", 9: "worst_class_recall"},
-        {
-            "local": "local learning",
-            "fedavg": "FedAvg",
-            "fedbabu": "FedBABU",
-            "fednpr": "FedNPR",
-            "fednpr-per": "FedNPR-Per",
-            "fednpr-random": "FedNPR, random sub-clusters",
-            "fednpr-per-random": "FedNPR-Per, random sub-clusters",
-            "fedavg, AdamW": "control: FedAvg, AdamW",
-            "fednpr, AdamW": "control: FedNPR, AdamW",
-            "fednpr-per, AdamW": "control: FedNPR-Per, AdamW",
-        },
-    ),
-    "fediic-ham10000": (
-        {2: "balanced_accuracy", 4: "macro_f1", 6: "accuracy", 8: "balanced_auc", 9: "worst_class_recall"},
-        {
-            "fedavg": "FedAvg",
-            "creff": "CReFF",
-            "fediic": "FedIIC",
-            "dala": "margins alone (DALA)",
-            "dala+intra": "DALA + intra-client contrast",
-            "dala+inter": "DALA + inter-client contrast",
-            "fediic, no weight decay": "FedIIC, no weight decay",
-            "fediic, AdamW": "FedIIC, AdamW",
-            "fedavg, AdamW": "FedAvg, AdamW",
-        },
-    ),
+    "prr-dermoscopy": {
+        "local": "local learning",
+        "central": "all images at one place",
+        "fedbn+pfa": "FedBN + PFA",
+        "fedbn+det": "FedBN + DET",
+        "fedbn+cpa": "FedBN + CPA",
+        "prr-cpa": "PRR without CPA",
+        "fedavg": "FedAvg",
+        "fedprox": "FedProx",
+        "silobn": "SiloBN",
+        "ida": "IDA",
+        "fedbn": "FedBN",
+        "fedproto": "FedProto",
+        "fml": "FML",
+        "prr": "PRR, the paper's reading",
+        "prr-released": "PRR, nearly as released",
+        "prr-exact": "PRR, as released",
+        "prr, detail of 64 px": "control: PRR, images of 64 pixels enlarged to 128",
+        "prr, tf32": "control: PRR in TF32 instead of bfloat16",
+    },
+    "prr-dermoscopy-grouped": {"local": "local learning", "fedavg": "FedAvg", "fedbn": "FedBN", "prr": "PRR"},
+    "fedbm-ham10000-0.05": {
+        "fedavg": "FedAvg",
+        "fedetf": "FedETF",
+        "fedbm": "FedBM",
+        "fedbm-cgde": "FedBM without its generator",
+        "random": "a frozen classifier of random directions",
+    },
+    "fedbm-pbc-0.05": {
+        "fedavg": "FedAvg",
+        "fedetf": "FedETF",
+        "fedbm": "FedBM",
+        "fedbm-cgde": "FedBM without its generator",
+        "random": "a frozen classifier of random directions",
+        "fedbm, all sites": "control: FedBM, all sites in each round",
+        "fedavg, all sites": "control: FedAvg, all sites in each round",
+        "fedbm, detail of 32 px": "control: FedBM, images of 32 pixels enlarged to 64",
+        "fedavg, detail of 32 px": "control: FedAvg, images of 32 pixels enlarged to 64",
+    },
+    "fedbm-tuning-ham10000": TUNING,
+    "fedbm-tuning-pbc": TUNING,
+    "fednpr-isic": {
+        "local": "local learning",
+        "fedavg": "FedAvg",
+        "fedbabu": "FedBABU",
+        "fednpr": "FedNPR",
+        "fednpr-per": "FedNPR-Per",
+        "fednpr-random": "FedNPR, random sub-clusters",
+        "fednpr-per-random": "FedNPR-Per, random sub-clusters",
+        "fedavg, AdamW": "control: FedAvg, AdamW",
+        "fednpr, AdamW": "control: FedNPR, AdamW",
+        "fednpr-per, AdamW": "control: FedNPR-Per, AdamW",
+    },
+    "fediic-ham10000": {
+        "fedavg": "FedAvg",
+        "creff": "CReFF",
+        "fediic": "FedIIC",
+        "dala": "margins alone (DALA)",
+        "dala+intra": "DALA + intra-client contrast",
+        "dala+inter": "DALA + inter-client contrast",
+        "fediic, no weight decay": "FedIIC, no weight decay",
+        "fediic, AdamW": "FedIIC, AdamW",
+        "fedavg, AdamW": "FedAvg, AdamW",
+    },
 }
 
 
@@ -129,13 +119,19 @@ def measured(name: str) -> dict:
     return json.loads((BENCHMARKS / name).read_text())
 
 
-def cells(page: str, first: str, section: str = "") -> list[str]:
-    """The cells of the table row that begins like this, in the section of a page whose heading names `section`."""
-    text = (ROOT / "docs" / page).read_text()
-    if section:
-        text = text.partition(f"`{section}`\n")[2].partition("\n## ")[0]
-    (row,) = [line for line in text.splitlines() if line.startswith(f"| {first}")]
+def section(page: str, name: str) -> list[str]:
+    """The lines of the section of a page whose heading names `name`."""
+    return (ROOT / "docs" / page).read_text().partition(f"`{name}`\n")[2].partition("\n## ")[0].splitlines()
+
+
+def split(row: str) -> list[str]:
     return [cell.strip(" *") for cell in row.strip("|").split("|")]
+
+
+def cells(page: str, first: str) -> list[str]:
+    """The cells of the table row that begins like this."""
+    (row,) = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith(f"| {first}")]
+    return split(row)
 
 
 @pytest.mark.parametrize("system", measured("systems.json")["systems"], ids=lambda system: system["name"])
@@ -188,17 +184,29 @@ def test_flower_rounds():
         assert float(row[column]) == pytest.approx(result["seconds_per_round"], abs=0.051)
 
 
-@pytest.mark.parametrize(
-    ("study", "row"), [(study, row) for study, (_, rows) in STUDIES.items() for row in rows], ids="-".join
-)
+@pytest.mark.parametrize(("study", "row"), [(study, row) for study in STUDIES for row in STUDIES[study]])
 def test_rows_on_real_images(study, row):
-    columns, titles = STUDIES[study]
+    lines = section("results.md", f"results/{study}")
+    (place,) = [place for place, line in enumerate(lines) if line.startswith(f"| {STUDIES[study][row]} |")]
+    header = next(line for line in reversed(lines[:place]) if line.startswith("| |"))
     summary = json.loads((ROOT / "results" / study / "summary.json").read_text())
-    (measured_row,) = [found for found in summary["rows"] if found["method"] == row]
-    shown = cells("results.md", f"{titles[row]} |", f"results/{study}")
-    assert {place: shown[place].split(" ")[0].strip("*") for place in columns} == {
-        place: f"{measured_row[metric]['mean']:.2f}" for place, metric in columns.items()
-    }
+    (known,) = [found for found in summary["rows"] if found["method"] == row]
+    figures, beside = known, ["macro_f1"]
+    for column, cell in zip(split(header)[1:], split(lines[place])[1:], strict=True):
+        if column == "seeds":
+            assert cell == f"{known['macro_f1']['n']}"
+        elif column == "sd":
+            assert cell == (f"{figures[beside[0]]['std']:.2f}" if known["macro_f1"]["n"] > 1 else "")
+        elif column == "paper":
+            paper = [figures["paper"][metric] for metric in beside if metric in figures["paper"]]
+            assert [float(number) for number in cell.split(" / ") if number] == paper
+        else:
+            if column.startswith("unseen cohort"):
+                (figures,), beside = known["cohorts"].values(), ["macro_f1", "balanced_auc"]
+            else:
+                beside = [COLUMNS[column]]
+            shown = cell.partition(" (")[0].replace("*", "")
+            assert shown == " / ".join(f"{figures[metric]['mean']:.2f}" for metric in beside)
 
 
 def test_what_is_said_of_drawn_sites_follows_from_the_events_of_the_runs():
