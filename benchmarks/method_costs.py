@@ -32,7 +32,7 @@ from equipoise.runs import make_config
 ROUNDS = 3
 SETTINGS = (
     f"train.rounds={ROUNDS}",
-    "train.epochs=1",
+    "train.epochs=3",  # fewer, and PRR would not take all of its steps
     "train.batch_size=16",
     "data.phantom.images=400",
     "data.phantom.size=32",

@@ -29,7 +29,7 @@ THOROUGH = {
         "fedbm.generator_width=4",
         "fedbm.synthetic=4",
     ),
-    "prr": ("prr.warmup=0",),
+    "prr": ("prr.warmup=0", "train.epochs=3"),
     "creff": ("creff.feature_steps=3", "creff.classifier_epochs=3"),
 }
 

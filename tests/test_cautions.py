@@ -87,9 +87,9 @@ def test_a_run_tells_it_at_its_start(tmp_path):
 # ---- settings that do nothing --------------------------------------------------------------------------------------
 
 
-def useless(*settings: str) -> list[str]:
-    """What a run of FedAvg with these settings says of settings without effect."""
-    config, known = tiny_config("fedavg", *settings), get_method("fedavg")
+def useless(*settings: str, method: str = "fedavg") -> list[str]:
+    """What a run with these settings says of settings without effect."""
+    config, known = tiny_config(method, *settings), get_method(method)
     return list(ineffective(Setting.of(config, known, tiny_federation(config)), known.client, ["site 1"], "global"))
 
 
@@ -123,3 +123,52 @@ def test_a_setting_that_does_nothing_is_told(settings, key):
 )
 def test_settings_that_act_are_not(settings):
     assert not useless(*settings)
+
+
+PRR = ("train.epochs=3", "prr.warmup=1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ((*PRR, "prr.pfa=off", "prr.band_start=0.5"), "prr.band_start = 0.5"),
+        ((*PRR, "prr.pfa=off", "prr.classifier_rows=false"), "prr.classifier_rows = False"),
+        ((*PRR, "prr.det=off", "prr.recover=0.5"), "prr.recover = 0.5"),
+        ((*PRR, "prr.det=E", "prr.det_metric=train"), "prr.det_metric = 'train'"),
+        ((*PRR, "prr.det=ER", "prr.sublimate=0.8"), "prr.sublimate = 0.8"),
+        ((*PRR, "prr.cpa_global=false", "prr.beta=1.0"), "prr.beta = 1.0"),
+        (("train.epochs=3", "prr.cpa_local=false", "prr.spread=none"), "prr.spread = 'none'"),
+        (("fediic.dala=false", "fediic.exponent=0"), "fediic.exponent = 0.0"),
+        (("fediic.k1=0", "fediic.power=0"), "fediic.power = 0.0"),
+        (("fediic.k2=0", "fediic.orthogonalise=false"), "fediic.orthogonalise = False"),
+        (("fediic.orthogonalise=false", "fediic.diagonal=exclude"), "fediic.diagonal = 'exclude'"),
+        (("fediic.k1=0", "fediic.k2=0", "fediic.projection=8"), "fediic.projection = 8"),
+        (("fedbm.cgde=false", "fedbm.lambda_dis=1"), "fedbm.lambda_dis = 1.0"),
+        (("fedbm.cgde=false", "fedbm.generator_width=8"), "fedbm.generator_width = 8"),
+        (("fedbm.cgde=false", "fedbm.classifier=learned", "fedbm.temperature=5"), "fedbm.temperature = 5.0"),
+    ],
+)
+def test_an_option_of_a_part_that_is_off_is_told(settings, key):
+    method = key.partition(".")[0]
+    (text,) = useless(*settings, method=method)
+    assert text.startswith(f"{key} has no effect: {method}.")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (*PRR, "prr.band_start=0.5", "prr.recover=0.5", "prr.sublimate=0.8", "prr.beta=1", "prr.tau=2"),
+        (*PRR, "prr.det=ER", "prr.recover=0.5", "prr.det_metric=train"),
+        ("fediic.exponent=0", "fediic.power=0", "fediic.diagonal=exclude", "fediic.projection=8"),
+        ("fediic.k1=0", "fediic.projection=8", "fediic.orthogonal_steps=5"),
+        ("train.rounds=3", "fedbm.every=2", "fedbm.lambda_dis=1", "fedbm.temperature=5", "fedbm.condition=gaussian"),
+    ],
+)
+def test_options_that_act_are_not(settings):
+    method = settings[-1].partition(".")[0]
+    assert not useless(*settings, method=method)
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(4, True), (5, True), (6, False)])
+def test_a_generator_that_no_round_would_use_is_told(rounds, told):
+    assert bool(useless(f"train.rounds={rounds}", method="fedbm")) == told

@@ -14,7 +14,9 @@ from equipoise.data.store import SAMPLED, Store
 from equipoise.engine import selection
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.loop import Run
+from equipoise.errors import UserError
 from equipoise.methods import get_method
+from equipoise.prediction import load_predictor
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 
@@ -78,3 +80,32 @@ def test_an_older_checkpoint_that_tells_nothing_is_cleared_away_with_a_word(tmp_
     assert told == ["damaged checkpoints were deleted when the run went on: round 2"]
     whole = run_tiny(tmp_path / "whole", "fedavg", "train.rounds=4", "checkpoint.keep=3")
     assert_same_bits(all_state(tmp_path / "run"), all_state(whole))
+
+
+def flip(path: Path) -> None:
+    """Damage one byte of a file, far from its head."""
+    content = bytearray(path.read_bytes())
+    content[3 * len(content) // 4] ^= 0xFF
+    path.unlink()  # tensors of others may be mapped from it
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damaged", ["server.safetensors", "a site's state"])
+def test_a_damaged_byte_makes_a_checkpoint_give_way_to_the_one_before_it(tmp_path: Path, damaged):
+    settings = ("train.rounds=4", "checkpoint.keep=2")
+    config = tiny_config("fedbn", *settings)
+    latest = until(tmp_path / "run", config, 3)
+    states = sorted((tmp_path / "run" / "sites").glob("*/00003-*.safetensors"))
+    flip(states[0] if damaged == "a site's state" else latest / damaged)
+    Run(config, get_method("fedbn"), tiny_federation(config), tmp_path / "run").execute(resume=True)
+    assert [event["round"] for event in events(tmp_path / "run", "resumed")] == [2]
+    whole = run_tiny(tmp_path / "whole", "fedbn", *settings)
+    assert_same_bits(all_state(tmp_path / "run"), all_state(whole))
+
+
+def test_a_model_with_a_damaged_byte_does_not_predict(tmp_path: Path):
+    run = run_tiny(tmp_path / "run", "fedbn", "train.rounds=1")
+    load_predictor(run, "site 1")
+    flip(run / "models" / "personal" / "site 1.safetensors")
+    with pytest.raises(UserError, match=r"is damaged .*does not hold what was written"):
+        load_predictor(run, "site 1")

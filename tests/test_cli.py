@@ -233,7 +233,7 @@ def test_a_run_is_not_overwritten_and_another_config_not_resumed(equipoise):
 
 def test_a_demo_replaces_its_own_runs_and_nothing_else(equipoise, tmp_path, monkeypatch):
     whole = runs.make_config
-    monkeypatch.setattr(runs, "make_config", lambda source, settings, **top: whole(None, TINY, **top))
+    monkeypatch.setattr(runs, "make_config", lambda source, **top: whole(None, TINY, method=top["method"]))
     mine = tmp_path / "runs" / "fedavg" / "config.toml"
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
@@ -414,3 +414,62 @@ def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file_alone(equipoise
     (tmp_path / "mine.toml").write_text("[train]\nrounds = 1\n")
     code, _, err = equipoise("run", "mine.toml", "--set=train.epoch=1", "--out", "one")
     assert code == 2 and "mine.toml with what the command line sets is not valid" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--method", "fedavg", "--set", "method=prr"), "--method gives it, too"),
+        (("--data", "phantom", "--set", "data.name=pbc"), "--data gives it, too"),
+        (("--rounds", "2", "--set", "train.rounds=3"), "--rounds gives it, too"),
+        (("--set", "train.optimiser.lr=1e308"), "at most 1e+30"),
+        (("--set", "train.schedule.gamma=1e300"), "less than or equal to 1"),
+        (("--set", f"train.batch_size={10**23}"), "too large"),
+        (("--set", "train.optimiser.betas=[0.9, 1e40]"), "train.optimiser.betas"),
+        (("--set", "compute.threads=100000"), "less than or equal to 1024"),
+        (("--set", "augment.size=100000"), "less than or equal to 1024"),
+        (("--set", "train.schedule.milestones=[-1]"), "greater than or equal to 0"),
+        (("--method", "fednpr", "--set", "fednpr.weight=3"), "unknown key: there are no settings here"),
+    ],
+)
+def test_values_that_nothing_could_compute_with_are_refused(equipoise, options, message):
+    code, _, err = equipoise("run", "--out", "out", *options)
+    assert code == 2 and message in err and not Path("out").exists()
+
+
+def test_memory_that_is_not_there_is_no_fault_of_the_program(equipoise):
+    options = ("--method", "fediic", *QUICK, "--set", "fediic.projection=100000000000")
+    code, _, err = equipoise("run", "--out", "out", *options)
+    assert code == 2 and "not enough memory" in err
+
+
+def test_a_report_replaces_reports_alone(equipoise):
+    equipoise("run", "--out", "one", *QUICK)
+    Path("notes.txt").write_text("precious")
+    code, _, err = equipoise("report", "one", "--out", "notes.txt")
+    assert code == 2 and "is no report" in err and Path("notes.txt").read_text() == "precious"
+    assert equipoise("report", "one", "--out", "one/report.html")[0] == 0
+
+
+def test_a_finished_run_whose_log_was_cut_keeps_its_report(equipoise):
+    equipoise("run", "--out", "one", *QUICK)
+    before = Path("one/report.html").read_text()
+    log = Path("one/events.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-2]))
+    code, _, err = equipoise("report", "one")
+    assert code == 2 and "ends before the run did" in err and Path("one/report.html").read_text() == before
+
+
+def test_a_folder_that_may_not_be_read_is_named(equipoise, monkeypatch):
+    write_images(Path("images"), {"a": 20, "b": 20})
+    Path("images/b/more").mkdir()
+    whole = os.scandir
+
+    def scandir(path: str) -> object:  # root, who may run these tests, may read any folder
+        if str(path).endswith("more"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    code, _, err = equipoise("run", "--data", "folder:images", "--out", "out")
+    assert code == 2 and "images/b/more cannot be read: permission denied" in err

@@ -70,6 +70,12 @@ def equipoise(monkeypatch, capsys, tmp_path):
         ({"row": [{"name": "x" * 101, "method": "fedavg"}]}, "up to 100 letters"),
         ({"row": [ROWS[0] | {"settings": {"fedprox": {"mu": 1.0}}}]}, "options of fedprox have no effect"),
         ({"row": [ROWS[0] | {"view": "personal"}]}, "view = 'personal', but fedavg has only global models"),
+        ({"row": [ROWS[0] | {"method": "fedmagic"}]}, "small.toml: row fedavg: there is no method 'fedmagic'"),
+        ({"row": [ROWS[0] | {"tables": ["I", "I"]}]}, "row fedavg names a table twice"),
+        ({"row": [ROWS[0] | {"tables": [""]}]}, "at least 1 character"),
+        ({"row": [ROWS[0] | {"paper": {"ece": 160.0}}]}, "less than or equal to 100"),
+        ({"settings": {"prr": {"tau": 2.0}}}, "settings of prr, but no row has this method"),
+        ({"settings": {"data": {"name": "nosuch"}}}, "unknown data 'nosuch'"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_and_nothing_is_written(equipoise, tmp_path, changes, message):

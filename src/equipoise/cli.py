@@ -20,7 +20,7 @@ from equipoise._options import given
 from equipoise.concepts.cli import concepts_app
 from equipoise.data.cli import data_app
 from equipoise.deploy import cli as deploy_commands
-from equipoise.errors import UserError, is_users
+from equipoise.errors import UserError, first_line, is_memory, is_users
 from equipoise.model_cli import export, predict
 from equipoise.study.cli import study
 
@@ -71,6 +71,11 @@ def run(
     """Train a federation, test the selected models, and write a report."""
     from equipoise.runs import make_config, refuse_idle_options
 
+    _refuse_twice(
+        settings or [],
+        **{"method": method, "data.name": data, "data.root": root, "train.rounds": rounds, "seed": seed},
+        **{"compute.device": device, "compute.workers": workers},
+    )
     config = make_config(
         source,
         settings or [],
@@ -83,6 +88,15 @@ def run(
     refuse_idle_options(settings or [], config.method)
     folder = out or Path("runs") / config.run_name
     _run_and_report(config, folder, resume, track or [])
+
+
+def _refuse_twice(settings: list[str], **options: object) -> None:
+    """Refuse a setting that an option of the command line gives as well."""
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if options.get(key) is not None:
+            option = "data" if key == "data.name" else key.rpartition(".")[2]
+            raise UserError(f"--set {setting}: --{option} gives it, too; leave one out")
 
 
 def _run_and_report(config: Any, folder: Path, resume: bool, track: list[str]) -> None:
@@ -129,14 +143,27 @@ def report(
     """Write the report of a run, or a comparison of several."""
     from equipoise.report import write_report
 
+    for run in runs:
+        _refuse_cut_log(run)
     _print_headline(runs)
     console.print(f"report: {escape(str(write_report(runs, out)))}", highlight=False, soft_wrap=True)
+
+
+def _refuse_cut_log(run: Path) -> None:
+    """Refuse a run whose log ends before the run did: its report would lack what an earlier one may have."""
+    from equipoise.engine.events import last_kind
+
+    if (run / "models").is_dir() and last_kind(run / "events.jsonl") not in ("", "end"):
+        raise UserError(
+            f"{run / 'events.jsonl'} ends before the run did, for {run / 'models'} is there; get a copy of the log, or "
+            "go on with --resume"
+        )
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
-    rounds: Annotated[int, typer.Option(min=1)] = 15,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
     methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
 ) -> None:
     """Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at."""
@@ -151,11 +178,11 @@ def demo(
             f"{out} is not empty and holds no demo that could be replaced; delete it, or choose another --out"
         )
     names = [name.strip() for name in methods.split(",")]
-    configs = {name: make_config("demo", [f"train.rounds={rounds}"], method=name) for name in names}
+    configs = {name: make_config("demo", method=name, train=given(rounds=rounds)) for name in names}
     write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
     for name, config in configs.items():
         clear_run(out / name)
-        with ProgressDisplay(console, rounds, name) as display:
+        with ProgressDisplay(console, config.train.rounds, name) as display:
             execute(config, out / name, observers=[display])
     folders = [out / name for name in configs]
     path = write_report(folders, out / "report.html")
@@ -279,14 +306,19 @@ def main() -> None:
     except UserError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except MemoryError as problem:
-        errors.print(f"[red]error:[/] not enough memory: {escape(str(problem))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
     except OSError as problem:
-        advice = "; make room, and go on: a run with `--resume`" if problem.errno == errno.ENOSPC else ""
-        errors.print(f"[red]error:[/] {escape(str(problem))}{advice}", highlight=False, soft_wrap=True)
+        named = problem.filename is not None and problem.strerror
+        text = f"{problem.filename}: {problem.strerror}" if named else str(problem)
+        advice = (
+            "; make room, then repeat the command, a run's with `--resume`" if problem.errno == errno.ENOSPC else ""
+        )
+        errors.print(f"[red]error:[/] {escape(text)}{advice}", highlight=False, soft_wrap=True)
         sys.exit(2 if is_users(problem) else 1)
-    except Exception:
+    except Exception as problem:
+        if is_memory(problem):
+            text = escape(first_line(problem))
+            errors.print(f"[red]error:[/] not enough memory: {text}", highlight=False, soft_wrap=True)
+            sys.exit(2)
         traceback.print_exc()
         errors.print("[red]this is a fault of Equipoise, not yours; the lines above say where[/]")
         sys.exit(1)

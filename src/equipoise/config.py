@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.config import DataConfig
@@ -57,8 +57,8 @@ class ScheduleConfig(Table):
         "constant", description="exponential: multiply by gamma after each round"
     )
     every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
-    milestones: tuple[int, ...] = Field((), description="multistep: multiply by gamma after so many rounds")
-    gamma: PositiveFloat = Field(0.5, description="factor of one decay")
+    milestones: tuple[NonNegativeInt, ...] = Field((), description="multistep: multiply by gamma after so many rounds")
+    gamma: float = Field(0.5, gt=0, le=1, description="factor of one decay")
 
     def unused(self) -> dict[str, str]:
         unused = {
@@ -127,6 +127,12 @@ class EvaluationConfig(Table):
         unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ()}[self.rule]
         return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
 
+    def reportable(self, rounds: int) -> list[int]:
+        """The rounds of a run whose test scores may be part of the results, as far as can be known before its end."""
+        first = {"best": 1, "last": rounds, "mean_last": rounds - self.last + 1}[self.rule]
+        candidates = range(max(self.first_round, first, 1), rounds + 1)
+        return [number for number in candidates if number % self.every == 0 or number == rounds]
+
     @model_validator(mode="after")
     def _sites_judge(self) -> EvaluationConfig:
         if self.select == "site" and self.rule != "best":
@@ -146,7 +152,7 @@ class ComputeConfig(Table):
 
     device: str = Field("auto", description="cpu, cuda or cuda:1; auto: the GPU where there is one")
     workers: PositiveInt = Field(1, description="processes on a CPU; change no bit")
-    threads: PositiveInt = Field(1, description="threads of a process")
+    threads: int = Field(1, ge=1, le=1024, description="threads of a process")
     precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of nets on a GPU; bf16: by autocast")
     channels_last: bool = Field(False, description="how images lie in memory; kernels of our own need it")
     deterministic: bool = Field(True, description="deterministic GPU kernels")
@@ -222,10 +228,7 @@ class Config(Table):
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""
-        settings, rounds = self.evaluation, self.train.rounds
-        first = {"best": 1, "last": rounds, "mean_last": rounds - settings.last + 1}[settings.rule]
-        measured = number % settings.every == 0 or number == rounds
-        return measured and number >= max(settings.first_round, first)
+        return number in self.evaluation.reportable(self.train.rounds)
 
     def digest(self) -> str:
         """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
@@ -269,7 +272,8 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         known = _keys_beside(model, error["loc"])
         close = get_close_matches(str(error["loc"][-1]), known, 1)
-        return "unknown key" + (f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(known)}")
+        known_ones = f"; known are {', '.join(known)}" if known else ": there are no settings here"
+        return "unknown key" + (f"; did you mean '{close[0]}'?" if close else known_ones)
     if error["type"] == "too_short" and error["input"]:  # what was given is told to be wrong elsewhere
         return "nothing of it can be used"
     if error["type"] == "tuple_type" and isinstance(error["input"], dict):

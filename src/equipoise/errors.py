@@ -19,7 +19,15 @@ def is_users(problem: BaseException) -> bool:
     """Whether the user can mend what went wrong, and needs no traceback."""
     if isinstance(problem, OSError):  # some libraries leave the number out
         return problem.errno in _USERS_ERRNOS or isinstance(problem, FileNotFoundError | PermissionError)
-    return isinstance(problem, UserError | MemoryError)
+    return isinstance(problem, UserError) or is_memory(problem)
+
+
+def is_memory(problem: BaseException) -> bool:
+    """Whether memory has run out, on the machine or on a device; torch has no type of its own for the former."""
+    told = ("not enough memory", "out of memory", "can't allocate memory")
+    return isinstance(problem, MemoryError) or (
+        isinstance(problem, RuntimeError) and any(text in str(problem) for text in told)
+    )
 
 
 def first_line(problem: BaseException) -> str:

@@ -9,6 +9,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
+def bars(console: Console, title: str) -> Progress:
+    """Bars whose unit is a round, with the time that has passed and the time left; `title` in rich's markup."""
+    return Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
 class ProgressDisplay:
     """An observer of a run that draws to a console."""
 
@@ -16,16 +30,7 @@ class ProgressDisplay:
         self.console = console
         self.scores: dict[str, list[float]] = {}
         self.metric = "balanced_accuracy"
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.progress = bars(console, "[bold]{task.description}")
         self.task = self.progress.add_task(escape(label), total=rounds)
 
     def __enter__(self) -> ProgressDisplay:

@@ -5,6 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
 
+#: no number of a config is larger: single precision and 64-bit counters hold it, and what few steps make of it
+LARGEST, LARGEST_COUNT = 1e30, 2**53
+
 
 class Table(BaseModel):
     """A table of the config: unknown keys are errors, numbers are finite, and values never change once validated."""
@@ -13,11 +16,15 @@ class Table(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        """Refuse `train.rounds = true`, which would count as one round."""
+    def _sensible_numbers(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """Refuse `train.rounds = true`, which would count as one round, and numbers that arithmetic could not hold."""
         checked = check(value)
         if isinstance(value, bool) and type(checked) in (int, float):
             raise ValueError("Input should be a number")
+        for number in checked if isinstance(checked, tuple) else (checked,):
+            bound = {int: LARGEST_COUNT, float: LARGEST}.get(type(number))
+            if bound is not None and abs(number) > bound:
+                raise ValueError(f"Input should be at most {bound:.0e}" if bound == LARGEST else "Input is too large")
         return checked
 
     def unused(self) -> dict[str, str]:

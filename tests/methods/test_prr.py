@@ -533,11 +533,26 @@ def test_a_site_begins_a_round_with_prototypes_of_ones_as_released(tmp_path):
         (("prr.warmup=0", "prr.prototype_exchange=released"), "train.epochs = 1 no epoch has prototypes but ones"),
         (("prr.warmup=0", "prr.prototype_exchange=released", "train.epochs=2"), ""),
         (("train.rounds=4", "prr.cpa_local=false"), ""),
+        (("prr.warmup=0", "prr.det=ERS"), "they learn alone, and train.epochs = 1 ends it there"),
+        (("prr.warmup=0", "prr.det=ER"), "they learn alone, and train.epochs = 1 ends it there"),
+        (("prr.warmup=0", "prr.det=ERS", "train.epochs=2"), "never sublimates: with train.epochs = 2"),
+        (("prr.warmup=0", "prr.det=ER", "train.epochs=2"), ""),
+        (("prr.warmup=0", "prr.det=ERS", "train.epochs=3"), ""),
     ],
 )
-def test_a_run_says_when_prototypes_cannot_weigh(settings, told):
-    sentences = PRRClient.in_vain(setting_of("train.epochs=1", *settings))
-    assert told in "".join(sentences) and bool(sentences) == bool(told)
+def test_a_run_says_what_of_prr_cannot_act(settings, told):
+    sentences = PRRClient.in_vain(setting_of("train.epochs=1", "prr.det=E", *settings))
+    assert told in "".join(sentences) and len(sentences) == bool(told)
+
+
+def test_with_one_epoch_a_round_personal_models_learn_alone_as_the_warning_says(tmp_path):
+    without_cpa = ("prr.cpa_global=false", "prr.cpa_local=false")
+    paired = site_states(run_tiny(tmp_path / "prr", "prr", "train.epochs=1", *without_cpa))
+    alone = site_states(run_tiny(tmp_path / "local", "local", "train.epochs=1"))
+    personal = {name.replace("/personal/", "/"): value for name, value in paired.items() if "/personal/" in name}
+    own = {name.replace("/net/", "/"): value for name, value in alone.items() if "/net/" in name}
+    assert personal and personal.keys() == own.keys()
+    assert all(torch.equal(personal[name], own[name]) for name in own)
 
 
 # ---- what leaves a site ----------------------------------------------------------------------------

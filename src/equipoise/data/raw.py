@@ -1,6 +1,7 @@
 """Raw image files: found in folders and zip archives, read, and turned into squares of 8-bit RGB."""
 
 import io
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -49,11 +50,22 @@ def walk_images(root: Path) -> Iterator[Location]:
     """Every image under `root`, in a fixed order: loose files first, then those in zip files."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder")
-    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = _files(root)
     yield from (locate(path) for path in files if path.suffix.lower() in SUFFIXES)
     for path in files:
         if path.suffix.lower() == ".zip":
             yield from _walk_zip(path)
+
+
+def _files(root: Path) -> list[Path]:
+    """All files under a folder but hidden ones, sorted; a folder that may not be read is refused, not passed over."""
+
+    def refuse(problem: OSError) -> None:
+        raise UserError(f"{problem.filename} cannot be read: {(problem.strerror or 'no reason is given').lower()}")
+
+    walked = os.walk(root, onerror=refuse)
+    found = (Path(folder, name) for folder, _, names in walked for name in names if not name.startswith("."))
+    return sorted(path for path in found if path.is_file())
 
 
 def _walk_zip(path: Path) -> Iterator[Location]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,9 @@ from equipoise.engine.files import damage_named, read_payload, write_payload
 from equipoise.engine.protocol import Payload, Value
 from equipoise.errors import UserError
 from equipoise.storage import write_text
+
+#: what to do where nothing is left to go on from
+REMEDY = "delete the folder to run it anew, or choose another --out"
 
 
 @dataclass
@@ -89,8 +92,7 @@ class Checkpoints:
 
     def damage_named(self) -> AbstractContextManager[None]:
         """Says that a checkpoint is damaged, and what to do, where what it holds cannot be used."""
-        remedy = "delete the folder to run it anew, or choose another --out"
-        return damage_named(f"a checkpoint in {self.folder.parent}", remedy)
+        return damage_named(f"a checkpoint in {self.folder.parent}", REMEDY)
 
     def manifest(self, round_number: int) -> Manifest:
         """A checkpoint's manifest."""
@@ -108,18 +110,24 @@ class Checkpoints:
         """Test scores kept for the end of the run."""
         return read_payload(self._path(round_number) / "scores.safetensors")
 
-    def latest(self) -> Manifest | None:
-        """The last checkpoint that can be read; a damaged one gives way to the one before it."""
+    def latest(self, check_sites: Callable[[Mapping[str, str]], None]) -> Manifest | None:
+        """The last checkpoint that can be read; a damaged one gives way to the one before it.
+
+        `check_sites` reads the site versions that a manifest names.
+        """
         damaged = []
         for round_number in reversed(self.rounds()):
             try:
                 self.server(round_number)
                 self.scores(round_number)
-                return self.manifest(round_number)
+                found = self.manifest(round_number)
+                check_sites(found.sites)
+                return found
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
                 damaged.append(f"{self._path(round_number).name}: {problem}")
         if damaged:
-            raise UserError(f"no checkpoint in {self.folder} can be read ({'; '.join(damaged)})")
+            told = "; ".join(damaged)
+            raise UserError(f"every checkpoint in {self.folder} is damaged ({told}); {REMEDY}")
         return None
 
     def settle(self, round_number: int) -> list[int]:

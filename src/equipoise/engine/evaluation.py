@@ -63,11 +63,9 @@ class Evaluator:
             raise UserError(f"evaluation.view = {wanted!r}, but the method has only {' and '.join(self.views)} models")
         return wanted
 
-    def round_scores(
-        self, number: int, parts: Sequence[str], scores: bool = False
-    ) -> Generator[None, None, list[Score]]:
+    def round_scores(self, number: int, parts: Sequence[str]) -> Generator[None, None, list[Score]]:
         """Scores of a round's models, of the views that are due then, at every place that has images in the parts."""
-        return (yield from self._measure(number, self._requests(parts, scores, self._due_views(number))))
+        return (yield from self._measure(number, self._requests(parts, False, self._due_views(number))))
 
     def _due_views(self, number: int) -> tuple[str, ...]:
         """The views that are measured when a round ends: all, except personal models that can wait for the final test.

@@ -7,11 +7,13 @@ import hashlib
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -88,10 +90,11 @@ def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
             packed[name] = tensor.clone()
         seen.add(packed[name].untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
+    facts = json.dumps(plain)
     try:
         # To wait for the disk with every payload would cost each round; what a power cut spoils is found on reading.
         with replacing(path, durable=False) as draft:
-            save_file(packed, draft, metadata={"plain": json.dumps(plain)})
+            save_file(packed, draft, metadata={"plain": facts, "checksum": _checksum(packed, facts)})
     except SafetensorError as problem:  # a full disk, above all
         number = re.search(r"os error (\d+)", str(problem))
         raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
@@ -110,10 +113,26 @@ def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[Non
 
 
 def read_payload(path: Path) -> Payload:
-    """Read a payload back, whole."""
+    """Read a payload back, whole.
+
+    Raises:
+        ValueError: for a file that does not hold what was written
+    """
     with safe_open(path, framework="pt") as file:
-        plain = json.loads(file.metadata()["plain"])
-        return unflatten({name: _read(file, name) for name in file.keys()}, plain)  # noqa: SIM118
+        facts = file.metadata()
+        tensors = {name: _read(file, name) for name in file.keys()}  # noqa: SIM118
+    if "checksum" in facts and facts["checksum"] != _checksum(tensors, facts["plain"]):
+        raise ValueError(f"{path.name} does not hold what was written")
+    return unflatten(tensors, json.loads(facts["plain"]))
+
+
+def _checksum(tensors: Mapping[str, Tensor], plain: str) -> str:
+    """A number that changes with any damaged byte of the tensors (contiguous, on the CPU) or the plain values."""
+    found = zlib.crc32(plain.encode())
+    for name in sorted(tensors):
+        content = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        found = zlib.crc32(content.data, zlib.crc32(name.encode(), found))
+    return f"{found:08x}"
 
 
 def _read(file: Any, name: str) -> Tensor:

@@ -142,7 +142,8 @@ class Run:
     def _open(self, resume: bool) -> Manifest | None:
         """The checkpoint to go on from, if any."""
         if resume:
-            return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.fingerprint)
+            check_sites = self.engine.states.check
+            return resumed(self.folder, self._log_path, self.checkpoints, self.config, self.fingerprint, check_sites)
         check_new(self.folder, self._log_path)
         return None
 
@@ -185,14 +186,15 @@ class Run:
             self.selection.restore(latest.selection, kept)
         for number in sorted(self.selection.rounds):
             if number < latest.round:  # the last round may be selected before it is there
-                self._restore(number)
+                self._restore(number, check_sites=True)
         self._restore(latest.round)
 
-    def _restore(self, round_number: int) -> None:
+    def _restore(self, round_number: int, check_sites: bool = False) -> None:
         with self.checkpoints.damage_named():
             self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)
             sites = self.checkpoints.manifest(round_number).sites
-            self.engine.states.check(sites)
+            if check_sites:
+                self.engine.states.check(sites)
             self.engine.states.restore(sites)
 
     # ---- a round -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ A folder with a run in it is never overwritten unasked.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,21 @@ def check_new(folder: Path, log: Path) -> None:
         raise UserError(f"{folder} already holds a run; use --resume to go on, or another --out")
 
 
-def resumed(folder: Path, log: Path, checkpoints: Checkpoints, config: Config, data: str) -> Manifest | None:
+def resumed(
+    folder: Path,
+    log: Path,
+    checkpoints: Checkpoints,
+    config: Config,
+    data: str,
+    check_sites: Callable[[Mapping[str, str]], None],
+) -> Manifest | None:
     """The checkpoint to go on from; None where the run in the folder, if any, has not finished a round.
 
     Args:
         data: fingerprint of the federation
+        check_sites: reads the site versions that a manifest names
     """
-    latest = checkpoints.latest()
+    latest = checkpoints.latest(check_sites)
     if latest is None:
         if log.exists() and any(event.get("event") == "round" for event in events_in(log.read_bytes())):
             raise UserError(
@@ -118,13 +126,15 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str], j
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
-    for where, part in tables_in(config):
+    for where, part in (*tables_in(config), (config.method, setting.options)):
         unused = {} if where in ignored else part.unused()
         for name, reason in unused.items():
             value = getattr(part, name)
             if value != type(part).model_fields[name].default:
                 yield f"{where}.{name} = {value!r} has no effect: {reason}"
     yield from client.in_vain(setting)
+    if setting.device.type == "cpu" and config.compute.precision != "fp32":
+        yield f"compute.precision = {config.compute.precision!r} has no effect: a CPU computes in fp32"
     if config.evaluation.select == "site" and judged == "global":
         yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:

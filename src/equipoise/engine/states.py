@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from safetensors import safe_open
-
 from equipoise.engine.files import read_payload, safe_name, write_payload
 from equipoise.engine.protocol import Tensors
 
@@ -106,10 +104,9 @@ class SiteStates(Versions):
         return super().flush()
 
     def check(self, manifest: Mapping[str, str]) -> None:
-        """Find out whether the versions of a manifest can be read: opens each, which reads a few bytes."""
+        """Find out whether the versions of a manifest can be read, and hold what was written: reads each."""
         for site, version in manifest.items():
-            with safe_open(self.path(site, version), framework="pt"):
-                pass
+            read_state(self.path(site, version))
 
     def restore(self, manifest: Mapping[str, str]) -> None:
         """Go back to the versions of a manifest."""
@@ -118,11 +115,11 @@ class SiteStates(Versions):
 
     def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
         """Delete versions that neither a retained checkpoint nor the present state refers to."""
-        wanted = {(site, version) for manifest in manifests for site, version in manifest.items()}
-        wanted |= set(self.committed.items()) | set(self.pending.items())
-        for key in [key for key in self._memory if key not in wanted or key not in self.committed.items()]:
+        present = set(self.committed.items()) | set(self.pending.items())
+        for key in self._memory.keys() - present:
             self._forget(key)
-        paths = {self.path(site, version) for site, version in wanted}
+        retained = {(site, version) for manifest in manifests for site, version in manifest.items()}
+        paths = {self.path(site, version) for site, version in retained | present}
         for path in self.folder.glob("*/*.safetensors*"):  # drafts of killed processes, too
             if path not in paths:
                 path.unlink()

@@ -29,7 +29,7 @@ def intra_client_contrastive(
 
     Features (B, 2, D) have unit norm. With t_ij = max(temperature (p_i p_j)^power, floor), the mean over all
     2B anchors of -mean_{j of the same class} log softmax_{j != i}(z_i z_j / t_ij). Power 0 is plain
-    supervised contrast at `temperature`; a batch of one image gives 0.
+    supervised contrast at `temperature` (or `floor`, if that is greater); a batch of one image gives 0.
     """
     samples, labels = _views_as_samples(features, labels)
     share = frequencies(class_counts, samples.dtype)[labels]

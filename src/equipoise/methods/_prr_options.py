@@ -57,6 +57,19 @@ class PRROptions(Table):
             raise ValueError(f"recover = {self.recover} is above sublimate = {self.sublimate}")
         return self
 
+    def unused(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self.pfa == "off":
+            found |= dict.fromkeys(("band_start", "band_end", "classifier_rows"), 'prr.pfa is "off"')
+        if self.det != "ERS":
+            idle = ("sublimate",) if self.staged else ("recover", "sublimate", "det_metric")
+            found |= dict.fromkeys(idle, f'prr.det is "{self.det}"')
+        if not self.cpa_global:
+            found["beta"] = "prr.cpa_global is false"
+        if not self.cpa_local:
+            found |= dict.fromkeys(("tau", "warmup", "spread", "prototype_exchange"), "prr.cpa_local is false")
+        return found
+
     def check(self, config: Config) -> None:
         """Refuse training settings that these switches would silently overrule."""
         if (self.cpa_global or self.cpa_local) and config.train.loss != "ce":

@@ -60,6 +60,15 @@ class Options(Table):
         """Whether the classifier is frozen (LKCC), so that the net ends in an embedding instead of logits."""
         return self.classifier != "learned"
 
+    def unused(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if not self.frozen:
+            found["temperature"] = 'fedbm.classifier is "learned"'
+        if not self.cgde:
+            about = [name for name in type(self).model_fields if name.startswith(("lambda_", "generator_"))]
+            found |= dict.fromkeys((*about, "condition", "synthetic", "every"), "fedbm.cgde is false")
+        return found
+
 
 # ---- the server --------------------------------------------------------------------------------------------
 
@@ -86,7 +95,7 @@ class FedBMServer(FedAvgServer):
             message |= {"codes": self.state.codes, "generator": self.state.generator}
         updates = yield Ask("train", sites, **message)
         self.state.model = average(updates, "model", self.setting.config.train.aggregation)
-        if options.cgde and number % options.every == 0:
+        if options.cgde and number % options.every == 0 and number < self.setting.config.train.rounds:
             self.state.generator = self.train_generator(self.random("generator", number))
 
     def train_generator(self, random: torch.Generator) -> Tensors:
@@ -120,7 +129,17 @@ class FedBMClient(FedAvgClient):
 
     @classmethod
     def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",) if setting.options.classifier != "learned" else ()
+        return ("train.loss",) if setting.options.frozen else ()
+
+    @classmethod
+    def in_vain(cls, setting: Setting) -> tuple[str, ...]:
+        options, rounds = setting.options, setting.config.train.rounds
+        if not options.cgde or rounds > options.every:
+            return ()
+        return (
+            f"fedbm.cgde has no effect: the generator is first trained after round fedbm.every = {options.every}, "
+            f"and there are {rounds} rounds",
+        )
 
     def build(self) -> None:
         parts = Parts(self.setting)

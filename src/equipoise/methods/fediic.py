@@ -66,6 +66,21 @@ class Options(Table):
         """Whether either contrast is on, and so the projector is there."""
         return self.k1 > 0 or self.k2 > 0
 
+    def unused(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if not self.dala:
+            found |= dict.fromkeys(("exponent", "difficulty_view"), "fediic.dala is false")
+        if not self.k1:
+            found |= dict.fromkeys(("power", "temperature", "floor"), "fediic.k1 is 0")
+        if not self.orthogonalise:
+            found |= dict.fromkeys(("diagonal", "orthogonal_steps", "orthogonal_lr"), "fediic.orthogonalise is false")
+        if not self.k2:
+            about = ("prototype_temperature", "orthogonalise", "diagonal", "orthogonal_steps", "orthogonal_lr")
+            found |= dict.fromkeys(about, "fediic.k2 is 0")
+        if not self.contrastive:
+            found |= dict.fromkeys(("projection", "projector_relu"), "fediic.k1 and fediic.k2 are 0")
+        return found
+
 
 def new_projector(setting: Setting, feature_size: int) -> nn.Module:
     """The projector h: features (B, D) -> (B, projection), the same at first everywhere."""

@@ -182,17 +182,24 @@ class PRRClient(CPAClient):
 
     @classmethod
     def in_vain(cls, setting: Setting) -> tuple[str, ...]:
-        options, train = setting.options, setting.config.train
+        options, train, found = setting.options, setting.config.train, []
+        if options.staged and train.epochs == 1:
+            found.append(
+                f'prr.det = "{options.det}" has no effect on personal models: a round begins with recovering, in which '
+                "they learn alone, and train.epochs = 1 ends it there"
+            )
+        elif options.det == "ERS" and train.epochs == 2:
+            found.append('prr.det = "ERS" never sublimates: with train.epochs = 2 a round ends before its third step')
         if options.cpa_local and options.warmup >= train.rounds:
-            return (
-                f"prr.cpa_local has no effect: none of {train.rounds} rounds is after prr.warmup = {options.warmup}",
+            found.append(
+                f"prr.cpa_local has no effect: none of {train.rounds} rounds is after prr.warmup = {options.warmup}"
             )
-        if options.forgets_prototypes and train.epochs == 1:
-            return (
+        elif options.forgets_prototypes and train.epochs == 1:
+            found.append(
                 'prr.cpa_local has no effect: with prr.prototype_exchange = "released" and train.epochs = 1 no epoch '
-                "has prototypes but ones",
+                "has prototypes but ones"
             )
-        return ()
+        return tuple(found)
 
     # ---- actions -----------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ from equipoise.report.tables import (
 )
 from equipoise.storage import replacing
 
+#: what tells a report from other files
+MARK = "· Equipoise</title>"
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -119,6 +122,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     if out is None:
         first = records[0].folder.resolve()
         out = first / "report.html" if len(records) == 1 else first.parent / "comparison.html"
+    elif out.is_file() and MARK not in out.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{out} is there, and is no report: it would be replaced. Choose another --out")
     rows = headline(records)
     page = render(records)
     _write(out, page)

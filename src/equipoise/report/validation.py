@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from equipoise.config import Config, validated
+from equipoise.config import EvaluationConfig, validated
 from equipoise.metrics import from_confusion
 from equipoise.report.events import Evaluation, Result, Selection, View, mean
 from equipoise.reported import Summary, added_over_sites, mean_over_rounds, reported_round
@@ -43,9 +43,8 @@ def _averaged(selection: Selection, settings: Mapping[str, Any]) -> Collection[i
     """The rounds whose mean is reported, as the engine reads the settings; none where a single round is."""
     if selection.rule != "mean_last":
         return ()
-    raw = {"train": {"rounds": selection.round}, "evaluation": {**settings, "rule": selection.rule}}
-    config = validated(Config, raw, "the run's config")
-    return [number for number in range(1, selection.round + 1) if config.may_report(number)]
+    raw = {**settings, "rule": selection.rule}
+    return validated(EvaluationConfig, raw, "the run's config").reportable(selection.round)
 
 
 def _of_view(head: Mapping[str, Any], sites: Mapping[str, Sequence[Evaluation]]) -> Iterator[Result]:

@@ -152,6 +152,7 @@ def _refuse_idle(**options: object) -> None:
 
 def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]) -> list[tuple[Cell, Config]]:
     """The runs with their configs; settings of the command line must concern some row, and not what rows decide."""
+    from equipoise.data import sources
     from equipoise.methods import method_names
     from equipoise.study.config import DECIDED, cell_config
 
@@ -163,7 +164,10 @@ def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]
         table = key.partition(".")[0]
         if table in method_names() and table not in methods:
             raise UserError(f"--set {setting}: no row that is run has the method {table}")
-    return [(cell, cell_config(config, cell, settings)) for cell in cells]
+    planned = [(cell, cell_config(config, cell, settings)) for cell in cells]
+    for name in {run.data.name for _, run in planned}:
+        sources.load(name)  # refuses an unknown one before anything is trained
+    return planned
 
 
 def _refuse_tables_of_other_runs(folder: Path) -> None:

@@ -45,6 +45,7 @@ def check_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(check_name)]
 PART_TITLES = {"test": "test", "valid": "validation"}
+PerCent = Annotated[float, Field(ge=0, le=100)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 #: what a row and its seed decide, and no setting may
 DECIDED = ("method", "seed", "name")
@@ -78,9 +79,11 @@ class Row(Table):
     settings: Settings = Field({}, description="config tables over those of the study")
     seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only later ones")
     later: tuple[Seed, ...] = Field((), description="further seeds of the full grid")
-    tables: tuple[str, ...] = Field((), description="the tables that the row stands in; default the study's one table")
-    paper: dict[Metric, float] = Field({}, description="what the paper reports, in per cent")
-    paper_cohort: dict[Metric, float] = Field({}, description="the same for the unseen cohort")
+    tables: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="the tables that the row stands in; default the study's one table"
+    )
+    paper: dict[Metric, PerCent] = Field({}, description="what the paper reports, in per cent")
+    paper_cohort: dict[Metric, PerCent] = Field({}, description="the same for the unseen cohort")
     view: Literal["global", "personal", "trained"] | None = Field(
         None, description="the models that the row reports, trained: right after local training; default by scope"
     )
@@ -166,6 +169,9 @@ class StudyConfig(Table):
     def _complete(self) -> StudyConfig:
         if not self.rows and not self.all_methods:
             raise ValueError("a study needs rows: [[row]] with name and method")
+        for row in self.rows:
+            if len(set(row.tables)) < len(row.tables):
+                raise ValueError(f"row {row.name} names a table twice")
         if len(self.data) > 1 and any(row.paper for row in self.rows):
             raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
         if self.part == "valid" and any(row.paper or row.paper_cohort for row in self.rows):
@@ -219,7 +225,20 @@ def load_study(source: str) -> StudyConfig:
         named = {row.name.casefold() for row in study.rows}
         more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
         study = study.model_copy(update={"rows": tuple(sorted(study.rows + more, key=lambda row: row.name))})
+    _check_methods(study, source)
     return study
+
+
+def _check_methods(study: StudyConfig, source: str) -> None:
+    """Refuse rows of methods that do not exist, and options of methods that no row has."""
+    known, methods = method_names(), {row.method for row in study.rows}
+    for row in study.rows:
+        if row.method not in known:
+            raise UserError(f"{source}: row {row.name}: there is no method '{row.method}'; methods: {', '.join(known)}")
+    for settings in (study.settings, *(data.settings for data in study.data)):
+        for table in settings:
+            if table in known and table not in methods:
+                raise UserError(f"{source}: settings of {table}, but no row has this method: they have no effect")
 
 
 def study_names() -> list[str]:
@@ -335,16 +354,17 @@ def as_settings(table: Mapping[str, Any]) -> Iterator[str]:
 def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings in which a run's recorded config differs from the planned one: {key: (recorded, planned)}.
 
-    What the config left to the data (the net's name), where a run is computed and stored, and how many images are
-    scored at once do not count; the precision does. A setting that the run's version did not know yet, or an option
-    that it did not write down, was at its default.
+    What the config left to the data (the net's name), where a run is computed and stored, how many images are scored at
+    once, and options of other methods do not count; the precision does. A setting that the run's version did not know
+    yet, or an option that it did not write down, was at its default.
     """
     usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
     defaults = {"methods": {planned.method: all_options(planned.method, {})}}
     found = usual | dotted(defaults) | dotted(recorded)
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
-    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store", "evaluation.batch_size")
+    others = tuple(f"methods.{method}." for method in method_names() if method != planned.method)
+    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store", "evaluation.batch_size", *others)
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}

@@ -90,7 +90,10 @@ def cost_caption(rows: Sequence[RowResult]) -> str:
     """What a table of costs shows."""
     base = base_line(rows)
     relative = f"; relative to {base.row.name} in the last columns" if base else ""
-    return f"Cost: the net, traffic of a site, and clock time{relative}."
+    return (
+        "Cost: the net with its classifier (what a method adds, such as a projector or a second net, counts in what is "
+        f"sent), traffic of a site, and clock time{relative}."
+    )
 
 
 def shared_times(rows: Sequence[RowResult]) -> list[str]:

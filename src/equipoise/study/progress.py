@@ -7,17 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 
 from equipoise.config import Config
+from equipoise.progress import bars
 from equipoise.study.checks import is_finished
 from equipoise.study.config import Cell
 
@@ -27,20 +20,11 @@ class GridProgress:
 
     def __init__(self, console: Console, cells: Sequence[tuple[Cell, Config]]):
         self.console = console
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        total = sum(config.train.rounds for _, config in cells)
+        self.progress = bars(console, "{task.description}")
+        self.total = sum(config.train.rounds for _, config in cells)
         done = sum(config.train.rounds for cell, config in cells if is_finished(cell.folder))
         self.whole = self.progress.add_task(
-            f"[bold]{len(cells)} {'run' if len(cells) == 1 else 'runs'}", total=total, completed=done
+            f"[bold]{len(cells)} {'run' if len(cells) == 1 else 'runs'}", total=self.total, completed=done
         )
         self.lines: dict[str, RunLine] = {}
         self.warned: set[str] = set()
@@ -63,6 +47,12 @@ class GridProgress:
         """Take the run's bar away and say how it ended."""
         line = self.lines.pop(cell.label)
         self.progress.remove_task(line.task)
+        missing = line.rounds - line.done
+        if how == "finished":  # elsewhere, if rounds are missing
+            self.progress.advance(self.whole, missing)
+        else:  # they are not for this process to do
+            self.total -= missing
+            self.progress.update(self.whole, total=self.total)
         score = line.score if how == "finished" else ""
         if how.startswith("failed: ") and how in self.told:
             how = "failed, too"
@@ -83,6 +73,7 @@ class RunLine:
         self.display = display
         self.label = label
         self.task = task
+        self.rounds, self.done = config.train.rounds, 0
         self.metric = config.evaluation.metric
         self.score = ""
 
@@ -92,12 +83,10 @@ class RunLine:
         if event in ("start", "warning"):
             for text in fields.get("warnings", [fields.get("text", "")]):
                 self.display.warn(text)
-        elif event == "resumed":
-            progress.update(self.task, completed=fields["round"])
-            progress.advance(self.display.whole, fields["round"])
-        elif event == "round":
-            progress.update(self.task, completed=fields["round"])
-            progress.advance(self.display.whole)
+        elif event in ("resumed", "round"):
+            progress.advance(self.display.whole, fields["round"] - self.done)
+            self.done = fields["round"]
+            progress.update(self.task, completed=self.done)
         elif event == "selection" and fields.get("value") is not None:
             metric = self.metric.replace("_", " ")
             self.score = f", round {fields['round']}, {metric} on validation {fields['value']:.1%}"

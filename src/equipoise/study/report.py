@@ -103,7 +103,9 @@ def _ranks_caption(results: StudyResults) -> str:
     text = f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds"
     if any(row.runs and row.pooled for row in results.rows):
         text += ", pooled training apart"
-    if results.ranked_over != "common set":
+    if results.ranked_over == "common set":
+        text += ", on the one common set: ranks are the order of these means"
+    else:
         text += f": a light dot for each {results.ranked_over}, a dark one for their mean"
     lacking = results.ranking.lacking.items()
     without = "; ".join(f"without {name}, which lacks {', '.join(blocks)}" for name, blocks in lacking)

@@ -133,14 +133,14 @@ def selection_rule(runs: Iterable[RunResult], part: str) -> str:
     """How the reported round was chosen, as the runs' own configs say, and that test images had no part in it."""
     rows: dict[str, list[str]] = {}
     for run in runs:
-        rows.setdefault(_rule(run.record.start.config["evaluation"]), []).append(run.cell.row.name)
+        rows.setdefault(_rule(run.record.start.config), []).append(run.cell.row.name)
     rules = [f"{rule} ({listed(dict.fromkeys(names))})" for rule, names in rows.items()]
     text = "; ".join(rules if len(rules) > 1 else rows)
     return f"{f'Reported is {text}' if text else 'No run has finished yet'}. {PART_SENTENCES[part]}"
 
 
-def _rule(evaluation: dict[str, Any]) -> str:
-    settings = EvaluationConfig.model_validate(evaluation)
+def _rule(config: dict[str, Any]) -> str:
+    settings = EvaluationConfig.model_validate(config["evaluation"])
     title = METRIC_TITLES[settings.metric]
     metric = title[0].lower() + title[1:]
     models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
@@ -151,7 +151,10 @@ def _rule(evaluation: dict[str, Any]) -> str:
             return f"{own}the round with the best validation {metric}{models}{since}"
         case "last":
             return "the last round"
-    return f"the mean over the last {settings.last} rounds"
+    averaged = len(settings.reportable(config["train"]["rounds"]))
+    if settings.every == 1:
+        return f"the mean over the last {averaged} rounds"
+    return f"the mean over the {averaged} that were measured of the last {settings.last} rounds"
 
 
 def collect(study: StudyConfig, folder: Path) -> StudyResults:
@@ -187,7 +190,7 @@ def _read(cell: Cell, part: str) -> RunResult:
     """A finished run, if its files say all that tables need."""
     try:
         run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
-        _rule(run.record.start.config["evaluation"])
+        _rule(run.record.start.config)
         run.cost, run.data_seen  # noqa: B018  read now, so that what is wrong with them shows here
     except DamagedRun:
         raise

@@ -142,14 +142,15 @@ class StudyTable:
         count = "1 comparison" if len(comparisons) == 1 else f"{len(comparisons)} comparisons"
         pairs = sorted({comparison.pairs for comparison in comparisons})
         # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
-        least = 2.0 ** (1 - pairs[-1])
+        least = [f"{2.0 ** (1 - number):.2g}" for number in pairs]
         metric = METRIC_TITLES[self.results.study.primary]
         said = f"No row's {metric} differs from {comparisons[0].best}'s by the paired t-test"
         if any(self.mark(row) for row in self.rows):
             said = f"† {metric} differs from {comparisons[0].best}'s by the paired t-test, ‡ by Wilcoxon's test too"
         return (
-            f"{said} (p < {SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, {pairs[-1]} "
-            f"pairs, with which Wilcoxon's p before correction is at least {least:.2g})."
+            f"{said} (p < {SIGNIFICANT}, Holm-corrected over {count}; {self.results.study.pairs} paired, "
+            f"{' or '.join(map(str, pairs))} pairs, with which Wilcoxon's p before correction is at least "
+            f"{' or '.join(least)}; the choice of {comparisons[0].best} by the same scores is not corrected for)."
         )
 
     @property

@@ -31,7 +31,7 @@ class AugmentConfig(Table):
 
     name: PipelineName = "standard"
     """The pipeline: those of the papers have their names."""
-    size: int | None = Field(default=None, ge=8)
+    size: int | None = Field(default=None, ge=8, le=1024)
     """Pixels of the images that the net sees; by default those of the stored images."""
     normalise: Normalisation | None = None
     """`imagenet`, `half` (mean and deviation 0.5) or `none` (0 to 1); by default as the pipeline's paper."""

@@ -218,6 +218,8 @@ def find_file(root: Path, *names: str) -> Path:
     candidates = [folder / name for name in names for folder in (root / "splits", root)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
+        if not root.is_dir():
+            raise UserError(f"{root} is not a folder")
         raise UserError(f"{root} has no {' or '.join(names)} (looked there and in its folder splits/)")
     return found
 
