@@ -11,7 +11,7 @@ import pytest
 from equipoise.config import Config
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.store import SAMPLED, Store
-from equipoise.engine import selection
+from equipoise.engine import selection, states
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.loop import Run
 from equipoise.errors import UserError
@@ -109,3 +109,16 @@ def test_a_model_with_a_damaged_byte_does_not_predict(tmp_path: Path):
     flip(run / "models" / "personal" / "site 1.safetensors")
     with pytest.raises(UserError, match=r"is damaged .*does not hold what was written"):
         load_predictor(run, "site 1")
+
+
+def test_a_state_that_may_not_be_read_deletes_no_checkpoint(tmp_path: Path, monkeypatch):
+    config = tiny_config("fedbn", "train.rounds=4")
+    latest = until(tmp_path / "run", config, 3)
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "a state")
+
+    monkeypatch.setattr(states, "read_state", forbidden)
+    with pytest.raises(PermissionError):
+        Run(config, get_method("fedbn"), tiny_federation(config), tmp_path / "run").execute(resume=True)
+    assert latest.exists()

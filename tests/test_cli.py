@@ -419,9 +419,9 @@ def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file_alone(equipoise
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--method", "fedavg", "--set", "method=prr"), "--method gives it, too"),
-        (("--data", "phantom", "--set", "data.name=pbc"), "--data gives it, too"),
-        (("--rounds", "2", "--set", "train.rounds=3"), "--rounds gives it, too"),
+        (("--method", "fedavg", "--set", "method=prr"), "an option of the command line gives method, too"),
+        (("--data", "phantom", "--set", "data.name=pbc"), "an option of the command line gives data.name, too"),
+        (("--rounds", "2", "--set", "train.rounds=3"), "an option of the command line gives train.rounds, too"),
         (("--set", "train.optimiser.lr=1e308"), "at most 1e+30"),
         (("--set", "train.schedule.gamma=1e300"), "less than or equal to 1"),
         (("--set", f"train.batch_size={10**23}"), "too large"),
@@ -438,7 +438,7 @@ def test_values_that_nothing_could_compute_with_are_refused(equipoise, options, 
 
 
 def test_memory_that_is_not_there_is_no_fault_of_the_program(equipoise):
-    options = ("--method", "fediic", *QUICK, "--set", "fediic.projection=100000000000")
+    options = ("--method", "fediic", *QUICK, "--set", f"fediic.projection={10**15}")
     code, _, err = equipoise("run", "--out", "out", *options)
     assert code == 2 and "not enough memory" in err
 
@@ -473,3 +473,9 @@ def test_a_folder_that_may_not_be_read_is_named(equipoise, monkeypatch):
     monkeypatch.setattr(os, "scandir", scandir)
     code, _, err = equipoise("run", "--data", "folder:images", "--out", "out")
     assert code == 2 and "images/b/more cannot be read: permission denied" in err
+
+
+def test_a_path_that_cannot_be_is_named_with_the_reason(equipoise):
+    Path("file").write_text("")
+    code, _, err = equipoise("run", "--out", "file/run", *QUICK)
+    assert code == 2 and "file/run" in err and "Not a directory" in err and "Errno" not in err

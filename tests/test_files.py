@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from equipoise.engine import files
-from equipoise.engine.files import SpilledPayload, claimed_folder, read_payload, write_payload
+from equipoise.engine.files import DAMAGE, SpilledPayload, claimed_folder, read_payload, write_payload
 from equipoise.errors import FolderBusy
+from harness import assert_same_bits
 
 ALIGNMENT = 64
 
@@ -16,6 +18,27 @@ ALIGNMENT = 64
 def odd_payload() -> dict:
     """Tensors of odd sizes, so that in a file most of them begin at odd addresses."""
     return {"model": {f"w{size}": torch.randn(size) for size in (1, 3, 7, 33)}, "lone": torch.randn(5), "n": 3}
+
+
+def test_no_damaged_byte_changes_what_is_read_unnoticed(tmp_path):
+    path, noticed = tmp_path / "p.safetensors", 0
+    write_payload(path, odd_payload())
+    before, whole = read_payload(path), path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = read_payload(path)
+        except DAMAGE:
+            noticed += 1
+            continue
+        assert found["n"] == 3 and torch.equal(found["lone"], before["lone"])
+        assert_same_bits(found["model"], before["model"])
+    assert noticed > 0.9 * len(whole)
+
+
+def test_files_of_versions_without_checksums_are_read(tmp_path):
+    save_file({"lone": torch.ones(3)}, tmp_path / "p.safetensors", metadata={"plain": '{"n": 3}'})
+    assert read_payload(tmp_path / "p.safetensors")["n"] == 3
 
 
 def test_tensors_are_read_into_aligned_memory(tmp_path):

@@ -548,6 +548,8 @@ def test_a_setting_newer_than_a_finished_run_does_not_part_it_from_its_study(tmp
     recorded = config.model_dump(mode="json")
     del recorded["evaluation"]["select"]
     assert deviations(config, recorded) == {}
+    recorded["methods"]["prr"] = {"warmup": 5}  # which a preset may have for another method than this row's
+    assert config.method != "prr" and deviations(config, recorded) == {}
     by_site = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"select": "site"})})
     assert deviations(by_site, recorded) == {"evaluation.select": ("federation", "site")}
 

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from equipoise.errors import UserError
 from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
 from equipoise.report.record import SiteCounts
+from equipoise.runs import make_config
 from equipoise.study import load_study
+from equipoise.study.config import grid
 from equipoise.study.cost import base_line, cost_caption
 from equipoise.study.files import to_csv, to_latex, to_markdown
+from equipoise.study.progress import GridProgress
 from equipoise.study.remarks import warnings
 from equipoise.study.report import render
 from equipoise.study.results import collect
@@ -560,3 +564,44 @@ def test_a_study_names_the_columns_of_a_paper_on_other_data(tmp_path):
     assert all(
         "Macro F1, paper, ISIC 2019" in text for text in (to_markdown(results), to_latex(results), render(results))
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"last": 5}, "the mean over the last 5 rounds"),
+        ({"last": 50}, "the mean over the last 20 rounds"),
+        ({"last": 9, "first_round": 18}, "the mean over the last 3 rounds"),
+        ({"last": 6, "every": 5}, "the mean over the 2 that were measured of the last 6 rounds"),
+    ],
+)
+def test_the_rule_tells_the_rounds_that_were_averaged(tmp_path, settings, rule):
+    study = make_up(made_up_study(), tmp_path)
+
+    def averaged(line):
+        if line["event"] != "start":
+            return [line]
+        config = line["config"] | {"evaluation": {"rule": "mean_last", **settings}, "train": {"rounds": 20}}
+        return [line | {"config": config}]
+
+    rewrite(tmp_path, averaged)
+    assert collect(study, tmp_path).rule.startswith(f"Reported is {rule}.")
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "shown"), [("finished", (20, 20)), ("is left to another process, which is at it", (3, 3))]
+)
+def test_the_bar_of_a_grid_comes_to_its_end_whoever_does_the_rounds(tmp_path, how, shown):
+    study = made_up_study(row=[{"name": "fedavg", "method": "fedavg", "seeds": [1]}])
+    (cell,) = grid(study, tmp_path)
+    config = make_config(None, ["train.rounds=20"])
+    display = GridProgress(Console(quiet=True), [(cell, config)])
+    line = display.started(cell, config)
+    line.event("resumed", round=2)
+    line.event("round", round=3)
+    display.ended(cell, how)
+    (whole,) = display.progress.tasks
+    assert (whole.completed, whole.total) == shown

@@ -69,34 +69,20 @@ def run(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Train a federation, test the selected models, and write a report."""
-    from equipoise.runs import make_config, refuse_idle_options
+    from equipoise.runs import make_config, refuse_idle_options, refuse_twice
 
-    _refuse_twice(
-        settings or [],
-        **{"method": method, "data.name": data, "data.root": root, "train.rounds": rounds, "seed": seed},
-        **{"compute.device": device, "compute.workers": workers},
-    )
-    config = make_config(
-        source,
-        settings or [],
-        method=method,
-        seed=seed,
-        data=given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
-        train=given(rounds=rounds),
-        compute=given(device=device, workers=workers),
-    )
+    options: dict[str, Any] = {
+        "method": method,
+        "seed": seed,
+        "data": given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
+        "train": given(rounds=rounds),
+        "compute": given(device=device, workers=workers),
+    }
+    refuse_twice(settings or [], options)
+    config = make_config(source, settings or [], **options)
     refuse_idle_options(settings or [], config.method)
     folder = out or Path("runs") / config.run_name
     _run_and_report(config, folder, resume, track or [])
-
-
-def _refuse_twice(settings: list[str], **options: object) -> None:
-    """Refuse a setting that an option of the command line gives as well."""
-    for setting in settings:
-        key = setting.partition("=")[0].strip()
-        if options.get(key) is not None:
-            option = "data" if key == "data.name" else key.rpartition(".")[2]
-            raise UserError(f"--set {setting}: --{option} gives it, too; leave one out")
 
 
 def _run_and_report(config: Any, folder: Path, resume: bool, track: list[str]) -> None:
@@ -153,7 +139,7 @@ def _refuse_cut_log(run: Path) -> None:
     """Refuse a run whose log ends before the run did: its report would lack what an earlier one may have."""
     from equipoise.engine.events import last_kind
 
-    if (run / "models").is_dir() and last_kind(run / "events.jsonl") not in ("", "end"):
+    if (run / "models").is_dir() and last_kind(run / "events.jsonl") not in ("", "start", "end"):
         raise UserError(
             f"{run / 'events.jsonl'} ends before the run did, for {run / 'models'} is there; get a copy of the log, or "
             "go on with --resume"

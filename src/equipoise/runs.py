@@ -13,6 +13,7 @@ from equipoise.data import load_federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.errors import UserError
 from equipoise.methods import all_options, get_method, method_names, option_tables
+from equipoise.table import dotted
 
 #: images up to this size train the small net where the config names none
 SMALL_PIXELS = 64
@@ -37,6 +38,19 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     config = parse_config(raw, option_tables(raw), where)
     options = all_options(name, config.methods.get(name, {}))
     return config.model_copy(update={"methods": config.methods | ({name: options} if options else {})})
+
+
+def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse `key=value` settings that an option of the command line gives as well.
+
+    Args:
+        options: what options give, as tables; None where they give nothing
+    """
+    by_option = {key for key, value in dotted(options).items() if value is not None}
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key in by_option:
+            raise UserError(f"--set {setting}: an option of the command line gives {key}, too; leave one out")
 
 
 def refuse_idle_options(settings: Sequence[str], method: str) -> None:

@@ -362,6 +362,13 @@ def test_a_run_resumes_bit_for_bit_with_its_generator(tmp_path):
     assert_same_bits(all_state(run_tiny(tmp_path / "whole", "fedbm", *settings)), all_state(tmp_path / "broken"))
 
 
+def test_no_generator_is_trained_after_the_last_round(tmp_path, monkeypatch):
+    trained, whole = [], FedBMServer.train_generator
+    monkeypatch.setattr(FedBMServer, "train_generator", lambda self, random: trained.append(1) or whole(self, random))
+    run_tiny(tmp_path / "run", "fedbm", "train.rounds=3", "fedbm.every=1", *SMALL)
+    assert len(trained) == 2
+
+
 def test_the_loss_falls_on_the_phantom(tmp_path):
     generator = ("fedbm.generator_width=4", "fedbm.generator_steps=20", "fedbm.generator_lr=0.003")
     settings = (*EASY, *generator, "fedbm.generator_batch=16", "fedbm.synthetic=8", "fedbm.every=3", "train.rounds=6")

@@ -37,8 +37,9 @@ def _say(text: str) -> None:
 
 
 def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
-    from equipoise.runs import make_config, refuse_idle_options
+    from equipoise.runs import make_config, refuse_idle_options, refuse_twice
 
+    refuse_twice(settings or [], top)
     config = make_config(source, settings or [], **top)
     refuse_idle_options(settings or [], config.method)
     return config

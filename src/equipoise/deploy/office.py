@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from equipoise import __version__
@@ -29,7 +28,7 @@ from equipoise.deploy.descriptions import describe
 from equipoise.deploy.policy import Policy, check_policy, facts_that_may_leave
 from equipoise.engine.contract import Method, Setting
 from equipoise.engine.disclosure import DESCRIBE
-from equipoise.engine.files import read_payload, safe_name, write_payload
+from equipoise.engine.files import DAMAGE, read_payload, safe_name, write_payload
 from equipoise.engine.hospitals import PUBLISH
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.parcels import (
@@ -230,14 +229,14 @@ class Records:
             return read_state(self.state_path(version))
         except FileNotFoundError:
             raise Refused(f"the state {version} that this message starts from is not on this site's disk") from None
-        except SafetensorError:
+        except DAMAGE:
             raise Refused(f"the state {version} on this site's disk is damaged") from None
 
     def reply(self, header: Mapping[str, Any]) -> Parcel | None:
         """The stored reply to this very message, if it and the state that goes with it are here, undamaged."""
         try:
             stored = read_payload(self._reply_path(header))
-        except (FileNotFoundError, SafetensorError):
+        except DAMAGE:
             return None
         text, tensors = str(stored["header"]), stored.get("tensors", {})
         assert isinstance(tensors, dict)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from equipoise.data.federation import Federation
-from equipoise.engine.files import damage_named, read_payload, write_payload
+from equipoise.engine.files import DAMAGE, damage_named, read_payload, write_payload
 from equipoise.engine.protocol import Payload, Value
 from equipoise.errors import UserError
 from equipoise.storage import write_text
@@ -123,7 +122,7 @@ class Checkpoints:
                 found = self.manifest(round_number)
                 check_sites(found.sites)
                 return found
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
+            except DAMAGE as problem:  # a file that may not be read is no reason to go back
                 damaged.append(f"{self._path(round_number).name}: {problem}")
         if damaged:
             told = "; ".join(damaged)

@@ -127,11 +127,11 @@ def read_payload(path: Path) -> Payload:
 
 
 def _checksum(tensors: Mapping[str, Tensor], plain: str) -> str:
-    """A number that changes with any damaged byte of the tensors (contiguous, on the CPU) or the plain values."""
+    """A number that changes with any damaged byte of tensors, which lie whole on the CPU, or of plain values."""
     found = zlib.crc32(plain.encode())
-    for name in sorted(tensors):
-        content = tensors[name].reshape(-1).view(torch.uint8).numpy()
-        found = zlib.crc32(content.data, zlib.crc32(name.encode(), found))
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 

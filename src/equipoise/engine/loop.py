@@ -186,15 +186,14 @@ class Run:
             self.selection.restore(latest.selection, kept)
         for number in sorted(self.selection.rounds):
             if number < latest.round:  # the last round may be selected before it is there
-                self._restore(number, check_sites=True)
+                self._restore(number)
         self._restore(latest.round)
 
-    def _restore(self, round_number: int, check_sites: bool = False) -> None:
+    def _restore(self, round_number: int) -> None:
         with self.checkpoints.damage_named():
             self.server.state.restore(self.checkpoints.server(round_number), self.setting.device)
             sites = self.checkpoints.manifest(round_number).sites
-            if check_sites:
-                self.engine.states.check(sites)
+            self.engine.states.check(sites)
             self.engine.states.restore(sites)
 
     # ---- a round -----------------------------------------------------------------------------------

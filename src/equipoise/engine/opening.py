@@ -133,8 +133,6 @@ def ineffective(setting: Setting, client: type[Client], tested: Sequence[str], j
             if value != type(part).model_fields[name].default:
                 yield f"{where}.{name} = {value!r} has no effect: {reason}"
     yield from client.in_vain(setting)
-    if setting.device.type == "cpu" and config.compute.precision != "fp32":
-        yield f"compute.precision = {config.compute.precision!r} has no effect: a CPU computes in fp32"
     if config.evaluation.select == "site" and judged == "global":
         yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:

@@ -67,6 +67,8 @@ class Options(Table):
         if not self.cgde:
             about = [name for name in type(self).model_fields if name.startswith(("lambda_", "generator_"))]
             found |= dict.fromkeys((*about, "condition", "synthetic", "every"), "fedbm.cgde is false")
+        if not self.frozen and not self.cgde:
+            found |= dict.fromkeys(("encoder", "bank", "concepts", "prompt_share"), "nothing is made of texts")
         return found
 
 

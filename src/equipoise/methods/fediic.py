@@ -77,7 +77,9 @@ class Options(Table):
         if not self.k2:
             about = ("prototype_temperature", "orthogonalise", "diagonal", "orthogonal_steps", "orthogonal_lr")
             found |= dict.fromkeys(about, "fediic.k2 is 0")
-        if not self.contrastive:
+        if self.contrastive:
+            found["two_views"] = "a contrast needs two views anyway"
+        else:
             found |= dict.fromkeys(("projection", "projector_relu"), "fediic.k1 and fediic.k2 are 0")
         return found
 

@@ -185,8 +185,8 @@ class PRRClient(CPAClient):
         options, train, found = setting.options, setting.config.train, []
         if options.staged and train.epochs == 1:
             found.append(
-                f'prr.det = "{options.det}" has no effect on personal models: a round begins with recovering, in which '
-                "they learn alone, and train.epochs = 1 ends it there"
+                f'with prr.det = "{options.det}" and train.epochs = 1 personal models learn alone: a round begins and '
+                "ends with recovering, so that nothing of the deputies, prr.pfa included, reaches them"
             )
         elif options.det == "ERS" and train.epochs == 2:
             found.append('prr.det = "ERS" never sublimates: with train.epochs = 2 a round ends before its third step')

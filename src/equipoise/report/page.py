@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,8 @@ from equipoise.report.tables import (
 )
 from equipoise.storage import replacing
 
-#: what tells a report from other files
-MARK = "· Equipoise</title>"
+#: what tells a report of runs from other files, reports of studies among them
+MARK = re.compile(r'<p class="kicker">(Comparison of runs|Report of a run)</p>')
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     if out is None:
         first = records[0].folder.resolve()
         out = first / "report.html" if len(records) == 1 else first.parent / "comparison.html"
-    elif out.is_file() and MARK not in out.read_text(encoding="utf-8", errors="replace"):
+    elif out.is_file() and not MARK.search(out.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{out} is there, and is no report: it would be replaced. Choose another --out")
     rows = headline(records)
     page = render(records)

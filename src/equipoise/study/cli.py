@@ -45,6 +45,7 @@ def study(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
+    from equipoise.runs import refuse_twice
     from equipoise.study.checks import Checks, check_common_sets
     from equipoise.study.config import grid, load_study
     from equipoise.study.printed import print_plan
@@ -63,6 +64,7 @@ def study(
     else:
         if limit_seconds is not None and not math.isfinite(limit_seconds):
             raise UserError(f"--limit-seconds {limit_seconds}: expected a number of seconds")
+        refuse_twice(settings or [], {"compute": {"device": device, "workers": workers}})
         over = [f"compute.device={device}"] if device else []
         over += [f"compute.workers={workers}"] if workers else []
         cells = grid(config, folder, _rows(config, only), _numbers(seeds), full)
