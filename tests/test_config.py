@@ -112,3 +112,8 @@ def test_a_gpu_by_its_number_becomes_the_current_one(monkeypatch):
 def test_an_unknown_key_is_answered_by_the_known_ones(setting, advice):
     with pytest.raises(UserError, match=f"^what the command line sets is not valid:\n  {re.escape(advice)}"):
         make_config(None, [setting])
+
+
+def test_whether_a_round_may_be_reported_is_known_without_counting_all_rounds():
+    config = make_config(None, ["train.rounds=1000000000000", "evaluation.every=10", "evaluation.first_round=20"])
+    assert [config.may_report(number) for number in (10, 20, 25, 10**12)] == [False, True, False, True]

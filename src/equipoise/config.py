@@ -127,11 +127,15 @@ class EvaluationConfig(Table):
         unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ()}[self.rule]
         return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
 
-    def reportable(self, rounds: int) -> list[int]:
-        """The rounds of a run whose test scores may be part of the results, as far as can be known before its end."""
+    def may_report(self, number: int, rounds: int) -> bool:
+        """Whether test scores of a round may be part of a run's results, as far as can be known before its end."""
         first = {"best": 1, "last": rounds, "mean_last": rounds - self.last + 1}[self.rule]
-        candidates = range(max(self.first_round, first, 1), rounds + 1)
-        return [number for number in candidates if number % self.every == 0 or number == rounds]
+        measured = number % self.every == 0 or number == rounds
+        return measured and number >= max(self.first_round, first)
+
+    def reportable(self, rounds: int) -> list[int]:
+        """All such rounds."""
+        return [number for number in range(1, rounds + 1) if self.may_report(number, rounds)]
 
     @model_validator(mode="after")
     def _sites_judge(self) -> EvaluationConfig:
@@ -228,7 +232,7 @@ class Config(Table):
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""
-        return number in self.evaluation.reportable(self.train.rounds)
+        return self.evaluation.may_report(number, self.train.rounds)
 
     def digest(self) -> str:
         """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
