@@ -45,8 +45,8 @@ THOROUGH = {
     "prr": ("prr.warmup=0",),
     "creff": ("creff.feature_steps=5", "creff.classifier_epochs=5"),
 }
-#: methods that count epochs, not steps
-BY_EPOCH = {"prr", "fedrep"}
+#: methods that count epochs, not steps, and how many take them through all they do
+EPOCHS = {"prr": 3, "fedrep": 1}
 
 
 def final_state(method: str, *settings: str) -> tuple[dict[str, torch.Tensor], int]:
@@ -86,7 +86,7 @@ def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) ->
 
 def compare(method: str, net: str, steps: int, quick: bool) -> dict[str, Any]:
     """One row of the table."""
-    amount = "train.epochs=1" if method in BY_EPOCH else f"train.steps={steps}"
+    amount = f"train.epochs={EPOCHS[method]}" if method in EPOCHS else f"train.steps={steps}"
     work = (f"net.name='{net}'", amount, f"train.rounds={1 if steps == 1 else 2}")
     eager, _ = final_state(method, *work, *EAGER)
     captured, graphs = final_state(method, *work, "compute.slots=8")
