@@ -7,12 +7,15 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from equipoise.report.record import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "results" / "benchmarks"
+MEAN_OF_SITES = ("mean", "personal")
 ENGINES = {
     "plain-loop": "plain loop |",
     "equipoise": "Equipoise |",
@@ -243,3 +246,50 @@ def test_the_results_in_the_readme_are_those_of_their_page():
     table = readme[readme.index("| study | what was run |") : readme.index("## Speed")]
     shown = re.findall(r"\d+\.\d+", table)
     assert len(shown) > 10 and not [number for number in shown if number not in page]
+
+
+def test_the_summary_of_results_has_the_figures_of_the_studies():
+    page = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    text = page.partition("## In short")[2].partition(" ## ")[0]
+    for study, row, metric, told in (
+        ("prr-dermoscopy", "prr", "macro_f1", "Macro F1 is {} as the paper describes it"),
+        ("prr-dermoscopy", "prr-exact", "macro_f1", "and {} as released"),
+        ("prr-dermoscopy", "fedavg", "macro_f1", "FedAvg {} (51.6)"),
+        ("prr-dermoscopy", "fedbn", "macro_f1", "FedBN {} (61.0)"),
+        ("prr-dermoscopy", "fml", "macro_f1", "FML {} (67.6)"),
+        ("prr-dermoscopy", "prr-cpa", "macro_f1", "loss for rare classes, {} (71.2)"),
+        ("prr-dermoscopy-grouped", "prr", "macro_f1", "PRR {}, alone"),
+        ("prr-dermoscopy-grouped", "local", "macro_f1", "alone {}, nearly"),
+        ("fedbm-ham10000-0.05", "fedbm", "macro_f1", "macro F1 {} (45.4)"),
+        ("fedbm-ham10000-0.05", "fedavg", "macro_f1", "FedAvg {} (31.8)"),
+        ("fedbm-pbc-0.05", "fedbm", "macro_f1", "{} (80.5 ± 5.5)"),
+        ("fedbm-pbc-0.05", "fedavg", "macro_f1", "FedAvg {} (48.0)"),
+        ("fednpr-isic", "fednpr-per", "balanced_accuracy", "FedNPR-Per {} (76.2)"),
+        ("fednpr-isic", "fedavg", "balanced_accuracy", "FedAvg {} (69.5)"),
+        ("fediic-ham10000", "fediic", "balanced_accuracy", "balanced accuracy {}, FedAvg"),
+        ("fediic-ham10000", "fedavg", "balanced_accuracy", "FedAvg {}. Weight"),
+        ("fediic-ham10000", "fediic, AdamW", "balanced_accuracy", "with AdamW it has {}"),
+    ):
+        summary = json.loads((ROOT / "results" / study / "summary.json").read_text())
+        (known,) = [found for found in summary["rows"] if found["method"] == row]
+        assert told.format(f"{known[metric]['mean']:.1f}") in text, (study, row)
+
+
+def test_what_is_said_of_all_runs_of_prr_follows_from_them():
+    runs = (ROOT / "results" / "prr-dermoscopy" / "runs").iterdir()
+    records = [read_run(run) for run in runs if run.name.startswith("prr") and not run.name.startswith("prr-cpa")]
+    means = [r.metrics["macro_f1"] for record in records for r in record.finals if (r.scope, r.view) == MEAN_OF_SITES]
+    scores = 100 * np.array(means)
+    mean, deviation, n = scores.mean(), scores.std(ddof=1), len(scores)
+    margin = student.ppf(0.975, n - 1) * deviation * (1 + 1 / n) ** 0.5
+    text = " ".join(line.strip() for line in section("results.md", "results/prr-dermoscopy"))
+    assert n == 13 and f"with CPA, readings and controls together, is above {scores.max():.2f}" in text
+    assert f"mean is {mean:.2f} and their standard deviation {deviation:.2f}" in text
+    assert f"expected between {mean - margin:.1f} and {mean + margin:.1f}" in text
+
+
+def test_what_is_said_of_the_choice_of_the_best_row_is_measured():
+    known = {(table["rows"], table["seeds"]): table["share"] for table in measured("best_row.json")["tables"]}
+    text = " ".join((ROOT / "docs" / "studies.md").read_text(encoding="utf-8").split())
+    few, more, many = (f"{100 * known[rows, 3]:.1f} %" for rows in (5, 10, 32))
+    assert f"{few} with 5 rows, {more} with 10, {many} with 32" in text
