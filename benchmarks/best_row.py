@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.study.statistics import compare_with_best
-from equipoise.study.table import SIGNIFICANT
+from equipoise.statistics import compare_with_best
+from equipoise.studies.table import SIGNIFICANT
 
 TABLES = ((5, 3), (10, 3), (32, 3), (10, 5), (32, 5))
 REPEATS = 1000

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.streams import stream
+from equipoise.core.streams import stream
 from peers.job import site_name
 from watch import Usage, watch
 

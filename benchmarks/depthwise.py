@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.nets.quick import depthwise_kernels as kernels
+from equipoise.nets.kernels import depthwise_kernels as kernels
 
 #: side of the kernel, stride, channels, how many times smaller than the image its map is, how many such layers
 LAYERS = (

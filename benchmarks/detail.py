@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from equipoise.storage import write_text
+from equipoise.core.storage import write_text
 
 SIZE, COARSE, BAND = 128, 64, 8
 FILE, QUALITY = (200, 150), 75

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from equipoise.contract.protocol import flatten
+from equipoise.contract.repeat import Repeated
 from equipoise.data import load_federation
 from equipoise.engine import training
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import flatten
-from equipoise.engine.repeat import Repeated
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method, method_names
-from equipoise.runs import make_config
 
 BASE = (
     "train.batch_size=8",

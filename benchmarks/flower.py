@@ -27,13 +27,13 @@ from unittest.mock import patch
 import torch
 from flwr.superlink.grid import HttpGrid
 
-from equipoise.config import Config
-from equipoise.deploy import post
-from equipoise.deploy.pilot import lay_out, running_sites
-from equipoise.deploy.server import conduct, running_superlink
-from equipoise.deploy.settings import ServerFile
-from equipoise.engine import hospitals, journal
-from equipoise.runs import execute, make_config
+from equipoise.contract.config import Config
+from equipoise.engine.runs import execute, make_config
+from equipoise.hospitals import exchange as hospitals
+from equipoise.hospitals import journal, post
+from equipoise.hospitals.coordinator import conduct, running_superlink
+from equipoise.hospitals.deployment_files import ServerFile
+from equipoise.hospitals.pilot import lay_out, running_sites
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "flower.json"
 SITE_LINE = re.compile(r"a message: ([\d.]+) s to take, ([\d.]+) s to answer, ([\d.]+) s to hand over")

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Setting
 from equipoise.data.federation import Federation, Site, Split
-from equipoise.engine.contract import Setting
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.loop import Run
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.runs import make_config
 
 #: name: net, pixels, batch, sites, precision, and the stream figure (img/s) that a bare replay loop reached
 SETTINGS = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
-from equipoise.storage import write_text
 
 #: a class takes part in a round with at least this share of its training images
 SHARE = 0.5

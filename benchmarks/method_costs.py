@@ -26,8 +26,8 @@ import torch
 from equipoise.data import load_federation
 from equipoise.engine.disclosure import POOLED
 from equipoise.engine.loop import Run
+from equipoise.engine.runs import make_config
 from equipoise.methods import COSTS, get_method, method_names
-from equipoise.runs import make_config
 
 ROUNDS = 4
 SETTINGS = (

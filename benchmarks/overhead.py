@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Setting
+from equipoise.core.streams import stream
 from equipoise.data import load_federation
 from equipoise.data.augment import build_augmentation
-from equipoise.engine.contract import Setting
 from equipoise.engine.loop import Run
+from equipoise.engine.runs import make_config
 from equipoise.engine.training import cut
 from equipoise.methods import get_method
-from equipoise.runs import make_config
-from equipoise.streams import stream
 from peers.job import warm_up
 from watch import watch
 

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import preset_names
-from equipoise.errors import UserError
+from equipoise.contract.config import preset_names
+from equipoise.core.errors import UserError
+from equipoise.engine.runs import execute, make_config
 from equipoise.report import read_run
-from equipoise.runs import execute, make_config
 
 #: presets whose own images are not at hand, tried on others
 ELSEWHERE = {"fediic-isic2019": "ham10000"}

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from equipoise.engine.contract import Setting
+from equipoise.contract.method import Setting
 from equipoise.engine.local import LocalEngine
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.runs import make_config
 from gpu import DERMOSCOPY
 from systems import converse, time_round
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
-from equipoise.storage import write_text
 
 
 def precision(confusion: list[list[int]]) -> float:

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
 from equipoise.report.record import read_run
-from equipoise.study.config import Cell, cell_config, grid, load_study
-from equipoise.study.runner import run_grid
+from equipoise.studies.grid import Cell, cell_config, grid, load_study
+from equipoise.studies.runner import run_grid
 
 BEGAN = time.monotonic()
 FIRST_ROUNDS = 3

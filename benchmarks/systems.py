@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.contract.method import Client, Server, Setting
+from equipoise.contract.protocol import Conversation
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation
 from equipoise.engine import training
 from equipoise.engine.base import Engine
-from equipoise.engine.contract import Client, Server, Setting
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.protocol import Conversation
+from equipoise.engine.runs import make_config
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
-from equipoise.runs import make_config
 from gpu import DERMOSCOPY, HAM10000, Federated, finish, synchronise
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.engine.contract import Batch, Client, Method, Server, Setting
+from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
+from equipoise.contract.method import Batch, Client, Method, Server, Setting
 from equipoise.methods import get_method
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from harness import site_states, tiny_config, tiny_federation
 
 #: settings of a run that is over soon

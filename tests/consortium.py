@@ -12,14 +12,14 @@ from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from equipoise.config import Config
-from equipoise.deploy.flower_api import Link, public_key_bytes
-from equipoise.deploy.pilot import lay_out, start_site
-from equipoise.deploy.policy import policy_for
-from equipoise.deploy.processes import Child
-from equipoise.deploy.server import conduct, running_superlink
-from equipoise.deploy.settings import ServerFile
+from equipoise.contract.config import Config
 from equipoise.engine.loop import Observer
+from equipoise.hospitals.coordinator import conduct, running_superlink
+from equipoise.hospitals.deployment_files import ServerFile
+from equipoise.hospitals.flower_api import Link, public_key_bytes
+from equipoise.hospitals.pilot import lay_out, start_site
+from equipoise.hospitals.policy import policy_for
+from equipoise.hospitals.processes import Child
 from equipoise.methods import get_method
 from harness import TINY, tiny_config
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.engine.contract import Batch, Client, Method, PerBatch, Phase, Server
-from equipoise.engine.protocol import (
+from equipoise.components._merging import average, total
+from equipoise.contract.method import Batch, Client, Method, PerBatch, Phase, Server
+from equipoise.contract.protocol import (
     Action,
     Ask,
     Conversation,
@@ -20,7 +21,6 @@ from equipoise.engine.protocol import (
     Scan,
     Train,
 )
-from equipoise.methods._common import average, total
 
 
 class ContractServer(Server):

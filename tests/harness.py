@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method
+from equipoise.contract.protocol import SiteFailure, flatten
 from equipoise.data import Federation, load_federation
-from equipoise.engine.contract import Method
-from equipoise.engine.files import read_payload
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import SiteFailure, flatten
+from equipoise.engine.payload_files import read_payload
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.runs import make_config
 
 TINY = (
     "train.rounds=2",
@@ -95,7 +95,7 @@ def site_states(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _quoted(site: str) -> str:
-    from equipoise.engine.files import safe_name
+    from equipoise.engine.payload_files import safe_name
 
     return safe_name(site)
 

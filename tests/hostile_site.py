@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from equipoise import cli
-from equipoise.deploy import office, site
+from equipoise.cli.app import app as cli
+from equipoise.hospitals import office, site
 
 perform, to_records = office.Office._perform, site.to_records
 state = {"garble": False}

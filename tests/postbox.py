@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.protocol import SiteFailure
 from equipoise.data import Federation
-from equipoise.deploy.descriptions import agreed_federation, describe, digests, hosts, training_images
-from equipoise.deploy.office import Office
-from equipoise.deploy.policy import policy_for
-from equipoise.deploy.records import from_records, to_records
-from equipoise.engine.flower import FlowerEngine
-from equipoise.engine.hospitals import FlowerOptions, Roster
 from equipoise.engine.loop import Run
-from equipoise.engine.parcels import Parcel
-from equipoise.engine.protocol import SiteFailure
+from equipoise.hospitals.descriptions import agreed_federation, describe, digests, hosts, training_images
+from equipoise.hospitals.exchange import FlowerOptions, Roster
+from equipoise.hospitals.flower_engine import FlowerEngine
+from equipoise.hospitals.office import Office
+from equipoise.hospitals.parcels import Parcel
+from equipoise.hospitals.policy import policy_for
+from equipoise.hospitals.records import from_records, to_records
 from equipoise.methods import get_method
 from harness import tiny_config, tiny_federation
 

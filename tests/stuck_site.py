@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from equipoise import cli
-from equipoise.deploy import office
+from equipoise.cli.app import app as cli
+from equipoise.hospitals import office
 
 perform = office.Office._perform
 

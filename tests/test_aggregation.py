@@ -14,7 +14,7 @@ from equipoise.aggregation import (
     weighted_mean,
     weighted_mean_by_name,
 )
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 
 SHAPES = {"conv": (6, 4, 3, 2), "linear": (5, 8), "classifier": (3, 16)}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from equipoise import methods
+from equipoise.contract.method import Client, Method
+from equipoise.contract.protocol import SiteFailure
 from equipoise.engine import local
-from equipoise.engine.contract import Client, Method
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import SiteFailure
 from equipoise.methods import get_method, method_names
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 

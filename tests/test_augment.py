@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from scipy import ndimage
 from torch import Tensor
 
+from equipoise.core.errors import UserError
 from equipoise.data.augment import AugmentConfig, build_augmentation, shades_of_grey
 from equipoise.data.augment.colour import (
     Brightness,
@@ -49,7 +50,6 @@ from equipoise.data.augment.geometry import (
 )
 from equipoise.data.augment.pipelines import PIPELINES, PipelineName
 from equipoise.data.augment.randaugment import FAMILIES, NOTHING, Draw, Operation, RandAugment
-from equipoise.errors import UserError
 
 RANDOM = sorted(set(PIPELINES) - {"none", "fedbm"})
 

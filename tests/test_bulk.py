@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from equipoise.engine.bulk import all_finite, clone_all, copy_all
+from equipoise.contract.bulk import all_finite, clone_all, copy_all
 
 
 def mixed() -> list[torch.Tensor]:

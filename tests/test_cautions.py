@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients import COUNTS, new_client, noise_batch
-from equipoise.engine.contract import Setting
+from equipoise.contract.method import Setting
 from equipoise.engine.opening import cautions, ineffective
 from equipoise.losses import difficulty_margins
 from equipoise.methods import get_method, method_names

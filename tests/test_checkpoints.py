@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.core.errors import UserError
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.store import SAMPLED, Store
 from equipoise.engine import selection, states
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.loop import Run
-from equipoise.errors import UserError
+from equipoise.engine.prediction import load_predictor
 from equipoise.methods import get_method
-from equipoise.prediction import load_predictor
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 

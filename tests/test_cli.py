@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise import cli, methods, runs
+from equipoise import methods
+from equipoise.cli.app import app as cli
+from equipoise.engine import runs
 from equipoise.engine.disclosure import POOLED, disclosure_sheet, widest_sheet
 from equipoise.methods import get_method, method_names
 from equipoise.methods.prr import PRRClient

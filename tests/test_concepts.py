@@ -8,7 +8,12 @@ import torch
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from equipoise.concepts import (
+from equipoise.cli import concepts as concepts_cli
+from equipoise.core.errors import UserError
+from equipoise.data.config import DataConfig
+from equipoise.data.phantom_images import CLASS_NAMES
+from equipoise.data.sources import dermoscopy_prr, fed_isic2019, ham10000, pbc
+from equipoise.nets.concepts import (
     WORDINGS,
     TextEncoder,
     Wording,
@@ -22,13 +27,8 @@ from equipoise.concepts import (
     read_wording,
     wording_of,
 )
-from equipoise.concepts import cli as concepts_cli
-from equipoise.concepts.bank import SHIPPED
-from equipoise.concepts.distributions import ConceptClassifier, ConditionCodes
-from equipoise.data.config import DataConfig
-from equipoise.data.phantom_images import CLASS_NAMES
-from equipoise.data.sources import dermoscopy_prr, fed_isic2019, ham10000, pbc
-from equipoise.errors import UserError
+from equipoise.nets.concepts.bank import SHIPPED
+from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
 from equipoise.prototypes import concept_statistics
 
 CLASSES = {

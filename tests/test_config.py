@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from equipoise.config import override, read_raw
-from equipoise.errors import UserError
-from equipoise.runs import choose_device, make_config
+from equipoise.contract.config import override, read_raw
+from equipoise.core.errors import UserError
+from equipoise.engine.runs import choose_device, make_config
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick.convolution import (
+from equipoise.nets.kernels.convolution import (
     PointwiseConv2d,
     QuickConv2d,
     RoundAll,

@@ -23,25 +23,25 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from equipoise.cli import app
-from equipoise.deploy import brisk, flower_api, post
-from equipoise.deploy import cli as deploy_cli
-from equipoise.deploy import server as server_module
-from equipoise.deploy.descriptions import describe
-from equipoise.deploy.flower_api import Link, public_key_bytes
-from equipoise.deploy.node import _BriefSleeps
-from equipoise.deploy.pilot import check_running, files_of, lay_out, make_certificates
-from equipoise.deploy.policy import OPTIONAL, check_words, policy_for
-from equipoise.deploy.post import GridPost, Unreachable
-from equipoise.deploy.processes import Child, free_port, interrupted_by_end_of
-from equipoise.deploy.server import check_server, conduct, running_superlink
-from equipoise.deploy.settings import ServerFile, SiteFile, check_security, on_loopback
-from equipoise.deploy.site import check_connection, check_name, check_site
-from equipoise.engine.parcels import prepare, seal
-from equipoise.engine.protocol import SiteFailure
-from equipoise.errors import UserError
+from equipoise.cli import hospitals as deploy_cli
+from equipoise.cli.app import app
+from equipoise.cli.progress import ProgressDisplay
+from equipoise.contract.protocol import SiteFailure
+from equipoise.core.errors import UserError
+from equipoise.hospitals import brisk, flower_api, post
+from equipoise.hospitals import coordinator as server_module
+from equipoise.hospitals.coordinator import check_server, conduct, running_superlink
+from equipoise.hospitals.deployment_files import ServerFile, SiteFile, check_security, on_loopback
+from equipoise.hospitals.descriptions import describe
+from equipoise.hospitals.flower_api import Link, public_key_bytes
+from equipoise.hospitals.node import _BriefSleeps
+from equipoise.hospitals.parcels import prepare, seal
+from equipoise.hospitals.pilot import check_running, files_of, lay_out, make_certificates
+from equipoise.hospitals.policy import OPTIONAL, check_words, policy_for
+from equipoise.hospitals.post import GridPost, Unreachable
+from equipoise.hospitals.processes import Child, free_port, interrupted_by_end_of
+from equipoise.hospitals.site import check_connection, check_name, check_site
 from equipoise.methods import get_method, method_names
-from equipoise.progress import ProgressDisplay
 from harness import tiny_config, tiny_federation
 
 
@@ -379,7 +379,8 @@ def test_the_command_line_says_which_file_is_missing(tmp_path):
 
 
 def test_a_run_with_hospitals_is_not_called_after_the_phantom(server_file, tmp_path, monkeypatch):
-    from equipoise.deploy import cli, server
+    from equipoise.cli import hospitals as cli
+    from equipoise.hospitals import coordinator as server
 
     seen = []
     monkeypatch.setattr(cli, "_conduct", lambda config, *_: seen.append(config))

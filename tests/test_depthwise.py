@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick.convolution import QuickConv2d, quicken_convolutions, rounded_weights
-from equipoise.nets.quick.depthwise import DepthwiseConv2d, prove, quick_depthwise_kernels, quicken_depthwise
+from equipoise.nets.kernels.convolution import QuickConv2d, quicken_convolutions, rounded_weights
+from equipoise.nets.kernels.depthwise import DepthwiseConv2d, prove, quick_depthwise_kernels, quicken_depthwise
 from kernel_tools import DEVICE, require_triton
 
 SAME, NONE = (1, 1, 1, 1), (0, 0, 0, 0)
@@ -53,7 +53,7 @@ def proven_kernels(monkeypatch):
         return by_torch(x, weight, stride, margins)
 
     kernels = SimpleNamespace(by_taps=by_taps, DepthwiseConvolution=SimpleNamespace(apply=apply))
-    monkeypatch.setattr("equipoise.nets.quick.depthwise.quick_depthwise_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: kernels)
     return kernels
 
 
@@ -181,14 +181,14 @@ def test_a_layer_with_two_owners_is_left_alone(proven_kernels):
 
 
 def test_without_triton_torchs_convolution_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.depthwise.quick_depthwise_kernels", lambda: None)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: None)
     net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False))
     quicken_depthwise(net)
     assert type(net[0]) is nn.Conv2d
 
 
 def test_a_net_without_depthwise_convolutions_needs_no_kernels(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.depthwise.quick_depthwise_kernels", pytest.fail)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", pytest.fail)
     quicken_depthwise(build_net(NetConfig(name="small-cnn"), 3))
 
 
@@ -225,7 +225,7 @@ def test_zeros_before_a_depthwise_convolution_are_part_of_it(nets, monkeypatch):
         (1, 1, 1, 1), (0, 1, 0, 1), (2, 2, 2, 2), (1, 2, 1, 2)
     }  # fmt: skip
     assert torch.equal(quick(images), expected)
-    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda *_: True)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise._suits", lambda *_: True)
     assert torch.equal(quick(images), expected)
 
 
@@ -236,7 +236,7 @@ def test_what_a_layer_pads_by_itself_comes_on_top(proven_kernels, monkeypatch):
     quicken_depthwise(nn.Sequential(layer))
     layer.margins = (0, 1, 2, 0)
     assert torch.equal(layer(images), expected)
-    monkeypatch.setattr("equipoise.nets.quick.depthwise._suits", lambda *_: True)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise._suits", lambda *_: True)
     assert torch.equal(layer(images), expected)
 
 
@@ -271,7 +271,7 @@ def test_the_kernels_are_for_bfloat16_images_and_weights_channels_last_on_a_gpu(
         return "kernels", stride, margins
 
     kernels = SimpleNamespace(DepthwiseConvolution=SimpleNamespace(apply=apply))
-    monkeypatch.setattr("equipoise.nets.quick.depthwise.quick_depthwise_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: kernels)
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *given: "torch")
     device, dtype = settings.get("device", "cuda"), settings.get("dtype", torch.bfloat16)
     layout = settings.get("memory_format", torch.channels_last)

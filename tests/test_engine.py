@@ -11,18 +11,18 @@ import torch
 
 import contract_method
 from clients import new_client, new_server, noise_batch
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.method import Client, Method, Setting
+from equipoise.contract.protocol import Action, Ask, Payload, Scan, SiteFailure, Train
+from equipoise.contract.server import State
+from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Site
 from equipoise.engine.cohort import Cohort
-from equipoise.engine.contract import Client, Method, Setting
 from equipoise.engine.loop import Run
-from equipoise.engine.protocol import Action, Ask, Payload, Scan, SiteFailure, Train
-from equipoise.engine.server import State
-from equipoise.engine.site import Request
+from equipoise.engine.slot import Request
 from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
-from equipoise.errors import UserError
 from equipoise.methods import get_method
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.methods.local import LocalClient, LocalServer
 from harness import (
     all_state,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import exporting
-from equipoise.engine.files import read_payload, write_payload
-from equipoise.errors import UserError
-from equipoise.exporting import CARD, export_model
-from equipoise.prediction import load_predictor
+from equipoise.core.errors import UserError
+from equipoise.engine import exporting
+from equipoise.engine.exporting import CARD, export_model
+from equipoise.engine.payload_files import read_payload, write_payload
+from equipoise.engine.prediction import load_predictor
 from harness import events, run_tiny
 
 

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from equipoise.cli.inspection import bubble_chart, table
+from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, Federation, PhantomConfig, Site, Split, load_federation
-from equipoise.data.inspect import bubble_chart, table
 from equipoise.data.partition import dirichlet_per_class
 from equipoise.data.splits import PARTS
-from equipoise.errors import UserError
 
 PHANTOM = PhantomConfig(images=400, size=16)
 

@@ -7,9 +7,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from equipoise.engine import files
-from equipoise.engine.files import DAMAGE, SpilledPayload, claimed_folder, read_payload, write_payload
-from equipoise.errors import FolderBusy
+from equipoise.core.errors import FolderBusy
+from equipoise.engine import payload_files as files
+from equipoise.engine.payload_files import DAMAGE, SpilledPayload, claimed_folder, read_payload, write_payload
 from harness import assert_same_bits
 
 ALIGNMENT = 64

@@ -11,21 +11,21 @@ import torch
 
 pytest.importorskip("flwr")
 
+from equipoise.contract.protocol import Ask, SiteFailure
+from equipoise.core.errors import UserError
 from equipoise.data import DataConfig
-from equipoise.deploy.descriptions import agreed_federation, describe, read_description
-from equipoise.deploy.office import Office
-from equipoise.deploy.records import from_records, to_records
-from equipoise.deploy.security import new_key_pair, signer, verifier
 from equipoise.engine import selection
 from equipoise.engine.base import _difference, _expected
-from equipoise.engine.flower import _length
-from equipoise.engine.hospitals import FlowerOptions
-from equipoise.engine.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
-from equipoise.engine.protocol import Ask, SiteFailure
+from equipoise.engine.exporting import export_model
+from equipoise.engine.prediction import predict_images
 from equipoise.engine.states import read_state
-from equipoise.errors import UserError
-from equipoise.exporting import export_model
-from equipoise.prediction import predict_images
+from equipoise.hospitals.descriptions import agreed_federation, describe, read_description
+from equipoise.hospitals.exchange import FlowerOptions
+from equipoise.hospitals.flower_engine import _length
+from equipoise.hospitals.office import Office
+from equipoise.hospitals.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
+from equipoise.hospitals.records import from_records, to_records
+from equipoise.hospitals.security import new_key_pair, signer, verifier
 from equipoise.report.record import read_run
 from equipoise.report.tables import selection_note
 from harness import assert_same_bits, events, last_checkpoint, run_tiny, server_state, site_states

@@ -16,10 +16,10 @@ import torch
 pytest.importorskip("flwr")
 
 from consortium import Consortium, finish, lay_out_consortium, running, running_sites, start_server, wait_for
-from equipoise.deploy.pilot import start_site
-from equipoise.deploy.processes import Child
-from equipoise.deploy.security import new_key_pair
 from equipoise.engine.states import read_state
+from equipoise.hospitals.pilot import start_site
+from equipoise.hospitals.processes import Child
+from equipoise.hospitals.security import new_key_pair
 from harness import TINY, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
 
 METHODS = ("fedavg", "fediic", "prr", "fedbm")

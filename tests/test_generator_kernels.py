@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets.generator import ConditionalGenerator
-from equipoise.nets.quick import doubling, moments, quicken
-from equipoise.nets.quick.doubling import QuickUpsample, quicken_doubling
-from equipoise.nets.quick.moments import channel_moments
+from equipoise.nets.kernels import doubling, moments, quicken
+from equipoise.nets.kernels.doubling import QuickUpsample, quicken_doubling
+from equipoise.nets.kernels.moments import channel_moments
 from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
 
 SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 5, 7), (2, 136, 9, 3), (3, 8, 24, 20)]
@@ -96,8 +96,8 @@ def test_the_kernels_are_for_bfloat16_images_channels_last_on_a_gpu(monkeypatch,
     taken = []
     apply = SimpleNamespace(apply=lambda x: taken.append(x) or (x, x))
     kernels = SimpleNamespace(Doubling=apply, Moments=apply)
-    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", lambda: kernels)
-    monkeypatch.setattr("equipoise.nets.quick.moments.quick_moments_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.moments.quick_moments_kernels", lambda: kernels)
     with FakeTensorMode():
         QuickUpsample(scale_factor=2)(fake_images(**images))
         channel_moments(fake_images(**images))
@@ -112,7 +112,7 @@ def test_without_kernels_torch_gives_means_and_variances():
 
 
 def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewhere(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", object)
+    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", object)
     plain = ConditionalGenerator(4, 16, width=8)
     quick = copy.deepcopy(plain)
     quicken(quick)
@@ -123,7 +123,7 @@ def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewher
 
 
 def test_other_upsampling_is_left_alone(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.doubling.quick_doubling_kernels", object)
+    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", object)
     layers = [nn.Upsample(scale_factor=3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Upsample(size=(4, 4))]
     net = nn.Sequential(*layers)
     quicken_doubling(net)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as reference
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.metrics import (
     accuracy,
     balanced_accuracy,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
 from equipoise.nets.base import batches_rounded_up, rounded_up
 from equipoise.nets.config import NetName

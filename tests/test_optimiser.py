@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from clients import new_client
-from equipoise.config import OptimiserConfig
-from equipoise.engine.optimiser import Optimiser, _laid_out_like, clip_by_norm
+from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.optimiser import Optimiser, _laid_out_like, clip_by_norm
 
 CLIP = 1.0
 

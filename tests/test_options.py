@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from equipoise._options import given
-from equipoise.deploy import cli as deploy_cli
-from equipoise.errors import UserError
+from equipoise.cli import hospitals as deploy_cli
+from equipoise.cli.given import given
+from equipoise.core.errors import UserError
 
 
 def test_only_what_was_given_is_set():

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.core.errors import UserError
 from equipoise.data import partition
 from equipoise.data.partition import concentration, dirichlet_equal, dirichlet_per_class, long_tail
-from equipoise.errors import UserError
 
 LABELS = np.random.RandomState(5).choice(5, 600, p=[0.5, 0.2, 0.15, 0.1, 0.05])
 

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, PhantomConfig, load_federation
 from equipoise.data.phantom_images import Scanners, render
 from equipoise.data.sources.phantom import build, phantom_index, site_class_counts
-from equipoise.errors import UserError
 
 configs = st.builds(
     PhantomConfig,

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick.pool import QuickMaxPool2d, quick_pool_kernels, quicken_pools
+from equipoise.nets.kernels.pool import QuickMaxPool2d, quick_pool_kernels, quicken_pools
 from kernel_tools import DEVICE, require_triton
 
 SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 8, 6), (2, 64, 6, 6), (1, 136, 4, 4)]
@@ -88,7 +88,7 @@ def test_gradients_of_gradients_are_torchs(kernels):
 
 
 def test_only_pools_that_the_kernels_can_do_are_quickened(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", object)
+    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
     layers = [
         nn.MaxPool2d(2),
         nn.MaxPool2d((2, 2), stride=(2, 2), padding=(0, 0)),
@@ -106,14 +106,14 @@ def test_only_pools_that_the_kernels_can_do_are_quickened(monkeypatch):
 
 
 def test_without_triton_torchs_pooling_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", lambda: None)
+    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", lambda: None)
     layer = nn.MaxPool2d(2)
     quicken_pools(layer)
     assert type(layer) is nn.MaxPool2d
 
 
 def test_quickened_nets_keep_their_state_and_their_values(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", object)
+    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
     plain, quick = (build_net(NetConfig(name="vgg16-slim"), 3) for _ in range(2))
     quick.load_state_dict(plain.state_dict())
     quicken_pools(quick)
@@ -138,7 +138,7 @@ def test_quickened_nets_keep_their_state_and_their_values(monkeypatch):
 def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_training(monkeypatch, settings, quick):
     taken = []
     kernels = SimpleNamespace(MaxPoolTraining=SimpleNamespace(apply=taken.append))
-    monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", lambda: kernels)
     size = settings.get("size", (2, 8, 4, 4))
     device, dtype = settings.get("device", "cuda"), settings.get("dtype", torch.bfloat16)
     layout = settings.get("memory_format", torch.channels_last)

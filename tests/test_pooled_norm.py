@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.quick import quicken
-from equipoise.nets.quick.activations import ACTIVATIONS, Follows
-from equipoise.nets.quick.norm import QuickBatchNorm2d, quick_kernels
-from equipoise.nets.quick.pool import QuickMaxPool2d, quick_pool_kernels
-from equipoise.nets.quick.pooled_norm import PooledBatchNorm2d, prove, quick_pooled_kernels
+from equipoise.nets.kernels import quicken
+from equipoise.nets.kernels.activations import ACTIVATIONS, Follows
+from equipoise.nets.kernels.norm import QuickBatchNorm2d, quick_kernels
+from equipoise.nets.kernels.pool import QuickMaxPool2d, quick_pool_kernels
+from equipoise.nets.kernels.pooled_norm import PooledBatchNorm2d, prove, quick_pooled_kernels
 from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
 
 OPTIONS = (0.1, 1e-5)
@@ -199,10 +199,10 @@ def stand_in(monkeypatch):
     """Kernels that work everywhere, on any images in training: those of batch norm alone, and with pooling."""
     alone, pooling = TorchsNorm(pools=False), TorchsNorm(pools=True)
     norms, both = SimpleNamespace(BatchNormTraining=alone), SimpleNamespace(PooledBatchNormTraining=pooling)
-    monkeypatch.setattr("equipoise.nets.quick.norm.quick_kernels", lambda: norms)
-    monkeypatch.setattr("equipoise.nets.quick.pool.quick_pool_kernels", object)
-    monkeypatch.setattr("equipoise.nets.quick.pooled_norm.quick_pooled_kernels", lambda: both)
-    monkeypatch.setattr("equipoise.nets.quick.norm.suits", lambda images: True)
+    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", lambda: norms)
+    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
+    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: both)
+    monkeypatch.setattr("equipoise.nets.kernels.norm.suits", lambda images: True)
     return SimpleNamespace(alone=alone, pooling=pooling)
 
 
@@ -260,7 +260,7 @@ def test_a_norm_that_does_not_activate_does_not_pool(stand_in):
 
 
 def test_without_kernels_norms_and_pools_work_one_after_the_other(stand_in, monkeypatch):
-    monkeypatch.setattr("equipoise.nets.quick.pooled_norm.quick_pooled_kernels", lambda: None)
+    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: None)
     plain, quick = plain_and_quick("small-cnn")
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(quick(images), plain(images))
@@ -276,7 +276,7 @@ def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_trai
 ):
     taken = []
     kernels = SimpleNamespace(PooledBatchNormTraining=SimpleNamespace(apply=lambda x, *_: taken.append(x) or x))
-    monkeypatch.setattr("equipoise.nets.quick.pooled_norm.quick_pooled_kernels", lambda: kernels)
+    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: kernels)
     monkeypatch.setattr(QuickBatchNorm2d, "forward", lambda self, images: images)
     norm = PooledBatchNorm2d(8).train(training)
     with FakeTensorMode():  # has tensors "on a GPU" everywhere

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from equipoise.cli import app
-from equipoise.config import preset_names
+from equipoise.cli.app import app
+from equipoise.contract.config import preset_names
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.runs import make_config
-from equipoise.study.config import load_study
+from equipoise.studies.grid import load_study
 
 FEDIIC = {
     "fedprox": {"mu": 0.01},

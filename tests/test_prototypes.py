@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeness import assert_close
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.prototypes import (
     CLUSTERINGS,
     concept_statistics,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clients import new_server
-from equipoise.engine.repeat import Repeated
+from equipoise.contract.repeat import Repeated
 from equipoise.prototypes import drive_apart
 from host_reads import HostReads
 

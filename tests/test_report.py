@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, to_csv, to_latex, write_report
 from equipoise.report.comparison import class_recall, overlaid_learning
 from equipoise.report.curves import flat, mean_curve, metric_curves, retrogress

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.engine.reported import added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 from equipoise.metrics import from_confusion
-from equipoise.reported import added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 
 CLASSES = 3
 

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
+from equipoise.core.errors import UserError
 from equipoise.engine.evaluation import Score
-from equipoise.engine.files import read_payload, safe_name
 from equipoise.engine.loop import Run
+from equipoise.engine.payload_files import read_payload, safe_name
 from equipoise.engine.selection import Selection
 from equipoise.engine.states import read_state
-from equipoise.errors import UserError
 from equipoise.methods import get_method
 from equipoise.report.record import read_run
 from equipoise.report.tables import headline, selection_note

@@ -10,11 +10,11 @@ import pytest
 from pydantic import Field, PositiveFloat
 from typer.testing import CliRunner
 
-from equipoise.cli import app
-from equipoise.config import Config
-from equipoise.errors import UserError
+from equipoise.cli.app import app
+from equipoise.cli.settings import NOT_SET, Key, Section, as_markdown, kind_in_words, sections
+from equipoise.contract.config import Config
+from equipoise.core.errors import UserError
 from equipoise.methods import get_method, method_names
-from equipoise.settings import NOT_SET, Key, Section, as_markdown, kind_in_words, sections
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 

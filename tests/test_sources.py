@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, Store, load_federation, prepare, sources
 from equipoise.data.assembly import assemble
 from equipoise.data.raw import Archives, decode
 from equipoise.data.sources import Listing, Record
 from equipoise.data.splits import count_leaks
 from equipoise.data.store import IMAGES, write_index
-from equipoise.errors import UserError
 
 
 @cache

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import storage
-from equipoise.storage import locked, replacing, write_text
+from equipoise.core import storage
+from equipoise.core.storage import locked, replacing, write_text
 
 TEXTS = [letter * 100_000 for letter in "abc"]
 
 
 def python(code: str, *arguments: Path | str) -> subprocess.Popen[str]:
     """Another process, which has this module at hand and can be talked to."""
-    code = f"import os, sys\nfrom pathlib import Path\nfrom equipoise.storage import *\n{code}"
+    code = f"import os, sys\nfrom pathlib import Path\nfrom equipoise.core.storage import *\n{code}"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, PhantomConfig, load_federation, prepare
 from equipoise.data.augment import shades_of_grey
 from equipoise.data.raw import decode
 from equipoise.data.sources.phantom import build
-from equipoise.errors import UserError
 
 CLASSES = ("first", "second")
 

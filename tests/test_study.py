@@ -20,26 +20,26 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
-from equipoise.config import Config
+from equipoise.cli.study_tables import print_tables
+from equipoise.contract.config import Config
+from equipoise.core.errors import UserError
 from equipoise.engine.events import first_event
-from equipoise.errors import UserError
+from equipoise.engine.runs import execute
 from equipoise.methods import all_options, method_names
-from equipoise.runs import execute
-from equipoise.study import load_study, study_names
-from equipoise.study import runner as runner_module
-from equipoise.study.checks import is_finished
-from equipoise.study.config import StudyConfig, as_settings, cell_config, deviations, grid, known_cells, listed
-from equipoise.study.database import write_database
-from equipoise.study.figures import curve_view
-from equipoise.study.files import to_csv, to_latex, to_markdown
-from equipoise.study.net_cost import net_cost
-from equipoise.study.printed import print_tables
-from equipoise.study.report import render, write_study
-from equipoise.study.results import collect
-from equipoise.study.runner import run_grid
-from equipoise.study.statistics import compare_with_best, ranking, spread
-from equipoise.study.summary import summary
-from equipoise.study.table import tables_of
+from equipoise.statistics import compare_with_best, ranking, spread
+from equipoise.studies import load_study, study_names
+from equipoise.studies import runner as runner_module
+from equipoise.studies.checks import is_finished
+from equipoise.studies.database import write_database
+from equipoise.studies.exported import to_csv, to_latex, to_markdown
+from equipoise.studies.figures import curve_view
+from equipoise.studies.grid import StudyConfig, as_settings, cell_config, deviations, grid, known_cells, listed
+from equipoise.studies.net_cost import net_cost
+from equipoise.studies.report import render, write_study
+from equipoise.studies.results import collect
+from equipoise.studies.runner import run_grid
+from equipoise.studies.summary import summary
+from equipoise.studies.table import tables_of
 from harness import all_state, assert_same_bits, events
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,7 +232,7 @@ def test_on_a_common_set_the_global_model_is_chosen_by_where_the_rows_settings_g
     ).filter(lambda value: isinstance(value, dict))
 )
 def test_nested_tables_survive_as_settings(table):
-    from equipoise.config import override
+    from equipoise.contract.config import override
 
     assert override({}, list(as_settings(table))) == table
 
@@ -842,7 +842,7 @@ def test_shipped_studies_that_choose_settings_show_no_test_score(name):
 def command(*arguments: str) -> Any:
     import typer
 
-    from equipoise.study.cli import study
+    from equipoise.cli.study import study
 
     app = typer.Typer()
     app.command()(study)
@@ -874,7 +874,7 @@ def test_command_runs_chosen_rows_and_writes_the_report(tmp_path):
     ],
 )
 def test_rows_are_chosen_by_name_even_where_a_name_has_a_comma(asked, chosen):
-    from equipoise.study.cli import _rows
+    from equipoise.cli.study import _rows
 
     rows = [
         {"name": name, "method": "fedavg", "settings": {"train": {"rounds": n}}}

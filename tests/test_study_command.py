@@ -13,13 +13,13 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from equipoise import cli
-from equipoise.config import override
-from equipoise.engine.files import claimed_folder
-from equipoise.study import database
-from equipoise.study.checks import is_finished
-from equipoise.study.config import cell_config, grid, load_study
-from equipoise.study.runner import run_grid
+from equipoise.cli.app import app as cli
+from equipoise.contract.config import override
+from equipoise.engine.payload_files import claimed_folder
+from equipoise.studies import database
+from equipoise.studies.checks import is_finished
+from equipoise.studies.grid import cell_config, grid, load_study
+from equipoise.studies.runner import run_grid
 from harness import TINY as SMALL
 from harness import events
 

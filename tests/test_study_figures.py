@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipoise.report.plotting import style
-from equipoise.study import figures
-from equipoise.study.report import render
-from equipoise.study.results import StudyResults, collect
+from equipoise.studies import figures
+from equipoise.studies.report import render
+from equipoise.studies.results import StudyResults, collect
 from test_study import SCORES, VIEWS, made_up_study, make_up, rewrite
 from test_study_results import rewrite_all
 

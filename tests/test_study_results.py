@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.errors import UserError
+from equipoise.cli.grid_progress import GridProgress
+from equipoise.core.errors import UserError
+from equipoise.engine.runs import make_config
 from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
 from equipoise.report.record import SiteCounts
-from equipoise.runs import make_config
-from equipoise.study import load_study
-from equipoise.study.config import grid
-from equipoise.study.cost import base_line, cost_caption
-from equipoise.study.files import to_csv, to_latex, to_markdown
-from equipoise.study.progress import GridProgress
-from equipoise.study.remarks import warnings
-from equipoise.study.report import render
-from equipoise.study.results import collect
-from equipoise.study.statistics import compare_with_best
-from equipoise.study.summary import summary
-from equipoise.study.table import decimals, side_tables, tables_of, tables_to_come
+from equipoise.statistics import compare_with_best
+from equipoise.studies import load_study
+from equipoise.studies.cost import base_line, cost_caption
+from equipoise.studies.exported import to_csv, to_latex, to_markdown
+from equipoise.studies.grid import grid
+from equipoise.studies.remarks import warnings
+from equipoise.studies.report import render
+from equipoise.studies.results import collect
+from equipoise.studies.summary import summary
+from equipoise.studies.table import decimals, side_tables, tables_of, tables_to_come
 from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]

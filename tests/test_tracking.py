@@ -16,12 +16,14 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise import __version__, cli, tracking
-from equipoise.config import override
+from equipoise.cli.app import app as cli
+from equipoise.contract.config import override
+from equipoise.core.version import __version__
+from equipoise.engine import tracking
 from equipoise.engine.loop import Run
+from equipoise.engine.tracking import Trackers, figures, plain_name
 from equipoise.methods import get_method
-from equipoise.study.tracking import TrackedGrid
-from equipoise.tracking import Trackers, figures, plain_name
+from equipoise.studies.tracked import TrackedGrid
 from harness import TINY, all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 QUICK = [f"--set={setting}" for setting in TINY]

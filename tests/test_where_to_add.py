@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.config import EvaluationConfig
+from equipoise.contract.config import EvaluationConfig
 from equipoise.data import sources
 from equipoise.report.tables import COLUMNS, METRIC_TITLES, SHORT_TITLES
-from equipoise.study.config import METRICS
-from equipoise.tasks import Classification
+from equipoise.studies.grid import METRICS
+from equipoise.tasks.classification import Classification
 
 SOURCE = Path(equipoise.__file__).parent
 DOCUMENT = SOURCE.parents[1] / "ARCHITECTURE.md"

@@ -14,15 +14,15 @@ import numpy as np
 from job import make_layers, run_job, site_name
 from torch import Tensor
 
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.method import Setting
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.store import Store
-from equipoise.engine.contract import Setting
-from equipoise.engine.files import read_payload
 from equipoise.engine.loop import Run
+from equipoise.engine.payload_files import read_payload
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.nets import Net
-from equipoise.runs import make_config
 
 
 def job_net(setting: Setting) -> Net:

@@ -1,3 +1,5 @@
 """Equipoise: federated learning for medical images when classes are imbalanced and hospitals differ."""
 
-__version__ = "0.1.0"
+from equipoise.core.version import __version__
+
+__all__ = ["__version__"]

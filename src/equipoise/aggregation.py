@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._checks import check_choice, check_shape
-from equipoise.errors import UserError
+from equipoise.core.arguments import check_choice, check_shape
+from equipoise.core.errors import UserError
 from equipoise.losses import widened
 
 Item = TypeVar("Item")

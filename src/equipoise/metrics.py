@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from equipoise._checks import whole_numbers
-from equipoise.errors import UserError
+from equipoise.core.arguments import whole_numbers
+from equipoise.core.errors import UserError
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> NDArray[np.int64]:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_choice, check_shape
-from equipoise.errors import UserError
+from equipoise.core.arguments import check_choice, check_shape
+from equipoise.core.errors import UserError
 from equipoise.losses import widened, working_dtype
 
 #: a sum of unit vectors shorter than this points nowhere: what is left of it is rounding

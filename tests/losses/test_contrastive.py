@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from closeness import assert_close, assert_golden, gradient
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.losses import (
     inter_client_contrastive,
     intra_client_contrastive,

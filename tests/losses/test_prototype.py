@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from closeness import assert_close, assert_golden, gradient
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.losses import (
     alignment_weights,
     conjoint_prototype_aligned,

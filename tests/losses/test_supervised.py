@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeness import assert_close, assert_golden, gradient
-from equipoise.config import TrainConfig
-from equipoise.errors import UserError
+from equipoise.contract.config import TrainConfig
+from equipoise.core.errors import UserError
 from equipoise.losses import (
     SUPERVISED,
     balanced_softmax,

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from clients import new_client, noise_batch
-from equipoise.engine.contract import Batch
-from equipoise.engine.protocol import Scan, Train
+from equipoise.contract.method import Batch
+from equipoise.contract.protocol import Scan, Train
 from equipoise.losses import inherited_knowledge, prediction_entropy
 from equipoise.methods.balancefl import within_class_spread
 from harness import all_state, assert_same_bits, run_tiny

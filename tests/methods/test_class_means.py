@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.engine.protocol import Replies, Reply
-from equipoise.methods._common import class_means, class_sums, mean_by_class, shuffled_batches
+from equipoise.components._merging import class_means, class_sums, mean_by_class, shuffled_batches
+from equipoise.contract.protocol import Replies, Reply
 
 
 def test_sums_over_batches_give_the_mean_of_each_class_and_zeros_for_an_absent_one():

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, copied, new_server
+from equipoise.contract.protocol import Replies, Reply
 from equipoise.data.augment import build_augmentation
 from equipoise.engine.local import new_slot
-from equipoise.engine.protocol import Replies, Reply
-from equipoise.engine.site import Request, exhaust
+from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
 from equipoise.methods.climb import ClimbServer

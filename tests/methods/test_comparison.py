@@ -8,7 +8,7 @@ import torch
 from test_personalised import with_one_image
 
 from clients import new_client, noise_batch
-from equipoise.engine.contract import Batch
+from equipoise.contract.method import Batch
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation

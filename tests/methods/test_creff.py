@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from clients import copied, new_client, new_server, noise_batch
-from equipoise.engine.files import read_payload
-from equipoise.engine.protocol import Replies, Reply, Scan, flatten
-from equipoise.methods._creff_features import (
+from equipoise.components._gradient_matching import (
     FeatureFitting,
     feature_gradients,
     gradient_sums,
     matching_loss,
     with_constant,
 )
+from equipoise.contract.protocol import Replies, Reply, Scan, flatten
+from equipoise.engine.payload_files import read_payload
 from equipoise.methods.creff import packed, unpacked
 from harness import assert_same_bits, events, run_tiny, server_state
 

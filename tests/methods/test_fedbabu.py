@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients import SHORT, changed, copied, new_client, new_server, noise_batch
-from equipoise.engine.protocol import Train
+from equipoise.contract.protocol import Train
 from equipoise.nets import groups
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_states
 

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equipoise.concepts import find_bank
-from equipoise.config import preset_names
+from equipoise.components._generator_training import jittered, norm_inputs
+from equipoise.contract.config import preset_names
+from equipoise.contract.method import Batch, PerBatch, Setting
+from equipoise.core.errors import UserError
 from equipoise.data import load_federation
-from equipoise.engine.contract import Batch, PerBatch, Setting
 from equipoise.engine.loop import Run
-from equipoise.errors import UserError
+from equipoise.engine.runs import make_config
 from equipoise.losses import balanced_softmax, diversity, norm_statistics_gap
 from equipoise.methods import get_method
-from equipoise.methods._fedbm_generator import jittered, norm_inputs
 from equipoise.methods.fedbm import FedBMClient, FedBMServer
+from equipoise.nets.concepts import find_bank
 from equipoise.prototypes import concept_statistics
-from equipoise.runs import make_config
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_config, tiny_federation
 
 SMALL = ("fedbm.generator_width=2", "fedbm.generator_steps=3", "fedbm.generator_batch=6", "fedbm.synthetic=5")

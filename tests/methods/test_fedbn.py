@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clients import SHORT, kept_of, new_server
-from equipoise.engine import setting
+from equipoise.contract import setting
 from equipoise.methods import get_method
 from equipoise.nets import Net, groups
 from equipoise.nets.base import pooled

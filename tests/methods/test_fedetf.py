@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, changed, copied, frozen_head_fedavg, new_client, new_server, noise_batch
-from equipoise.engine.contract import Batch
-from equipoise.engine.protocol import Scan, Train
-from equipoise.errors import UserError
-from equipoise.methods._cosine import SCALE, VECTORS
+from equipoise.components._cosine import SCALE, VECTORS
+from equipoise.contract.method import Batch
+from equipoise.contract.protocol import Scan, Train
+from equipoise.core.errors import UserError
 from equipoise.methods.fedetf import FedETFNet
 from harness import all_state, assert_same_bits, events, run_tiny, server_state
 

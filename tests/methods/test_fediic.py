@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from equipoise.contract.method import Batch, Setting
+from equipoise.contract.protocol import Ask, Replies, Reply
+from equipoise.core.errors import UserError
 from equipoise.data import load_federation
 from equipoise.data.augment import build_augmentation
-from equipoise.engine.contract import Batch, Setting
-from equipoise.engine.protocol import Ask, Replies, Reply
+from equipoise.engine.runs import make_config
 from equipoise.engine.training import SiteData, scan
-from equipoise.errors import UserError
 from equipoise.methods.fediic import METHOD, FedIICClient, FedIICServer
-from equipoise.runs import make_config
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_config, tiny_federation
 
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, copied, frozen_head_fedavg, new_client, new_server, noise_batch
-from equipoise.engine.protocol import Replies, Reply
-from equipoise.methods._cosine import SCALE, VECTORS
+from equipoise.components._cosine import SCALE, VECTORS
+from equipoise.contract.protocol import Replies, Reply
 from equipoise.methods.fednh import FedNHNet, smoothed
 from harness import assert_same_bits, run_tiny, server_state
 

@@ -6,20 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from equipoise.components.averaging import FedAvgClient
+from equipoise.contract.method import Batch, Setting
+from equipoise.contract.protocol import Train
+from equipoise.core.errors import UserError
 from equipoise.data import load_federation
 from equipoise.data.augment import build_augmentation
-from equipoise.engine.contract import Batch, Setting
 from equipoise.engine.disclosure import disclosure_sheet
 from equipoise.engine.local import new_slot
-from equipoise.engine.protocol import Train
-from equipoise.engine.site import EVALUATE, Outcome, Request, exhaust
+from equipoise.engine.runs import make_config
+from equipoise.engine.slot import EVALUATE, Outcome, Request, exhaust
 from equipoise.engine.training import SiteData
-from equipoise.errors import UserError
 from equipoise.methods import get_method
-from equipoise.methods.fedavg import FedAvgClient
 from equipoise.methods.fednpr import NprClient, with_npr
 from equipoise.prototypes import sinkhorn, update_subclusters
-from equipoise.runs import make_config
 from harness import (
     all_state,
     assert_same_bits,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, copied, new_client, new_server, noise_batch
-from equipoise.engine.contract import Client
-from equipoise.engine.protocol import Replies, Reply, Scan
+from equipoise.contract.method import Client
+from equipoise.contract.protocol import Replies, Reply, Scan
 from harness import all_state, assert_same_bits, run_tiny, server_state
 
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from clients import new_client, new_server, noise_batch
-from equipoise.engine.contract import Batch
-from equipoise.engine.protocol import Replies, Reply, Scan, Train
+from equipoise.contract.method import Batch
+from equipoise.contract.protocol import Replies, Reply, Scan, Train
 from harness import assert_same_bits, events, run_tiny, server_state, site_states
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients import SHORT, copied, new_client, new_server, noise_batch
-from equipoise.engine.protocol import Evaluate, Replies, Reply
+from equipoise.contract.protocol import Evaluate, Replies, Reply
 from equipoise.methods.ida import IDAServer
 from harness import all_state, assert_same_bits, run_tiny
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, copied, new_client, new_server, noise_batch
-from equipoise.engine.contract import Batch, Client
+from equipoise.contract.method import Batch, Client
 from equipoise.losses import model_contrastive
 from harness import all_state, assert_same_bits, run_tiny
 

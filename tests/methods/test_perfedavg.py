@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from clients import SHORT, changed, copied, new_client, noise_batch
-from equipoise.engine.contract import Client, Setting
+from equipoise.contract.method import Client, Setting
+from equipoise.contract.protocol import Train
 from equipoise.engine.local import new_slot
-from equipoise.engine.protocol import Train
-from equipoise.engine.site import Request, exhaust
+from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from clients import SHORT, copied, kept_of, new_client, new_server, noise_batch
-from equipoise.engine.protocol import Replies, Reply
+from equipoise.contract.protocol import Replies, Reply
 from equipoise.nets import groups
 from harness import all_state, assert_same_bits, events, run_tiny, server_state
 

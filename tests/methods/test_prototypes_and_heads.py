@@ -8,10 +8,10 @@ import torch
 from test_personalised import with_one_image
 
 from clients import SHORT
-from equipoise.engine.contract import Setting
+from equipoise.contract.method import Setting
 from equipoise.engine.local import new_slot
 from equipoise.engine.loop import Run
-from equipoise.engine.site import Request, exhaust
+from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import EagerSteps, SiteData
 from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation

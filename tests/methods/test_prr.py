@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from closeness import assert_close
-from equipoise.config import NetConfig
-from equipoise.engine.contract import Batch, Setting
+from equipoise.components._prr_fourier import layer_kinds
+from equipoise.contract.config import NetConfig
+from equipoise.contract.method import Batch, Setting
+from equipoise.contract.protocol import Ask, PerSite, Replies, Reply
+from equipoise.core.errors import UserError
 from equipoise.engine.local import new_slot
-from equipoise.engine.protocol import Ask, PerSite, Replies, Reply
-from equipoise.engine.site import Outcome, Request, exhaust
+from equipoise.engine.runs import make_config
+from equipoise.engine.slot import Outcome, Request, exhaust
 from equipoise.engine.training import SiteData
-from equipoise.errors import UserError
 from equipoise.losses import conjoint_prototype_aligned, supervised_loss
 from equipoise.methods import get_method
-from equipoise.methods._prr_fourier import layer_kinds
 from equipoise.methods.prr import PRRClient, PRRGlobalClient, PRRServer, next_stage
 from equipoise.nets import Net, build_net, groups
-from equipoise.runs import make_config
-from equipoise.tasks import Classification
+from equipoise.tasks.classification import Classification
 from harness import (
     all_state,
     assert_same_bits,

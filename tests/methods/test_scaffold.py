@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients import copied, kept_of, new_client, new_server, noise_batch
-from equipoise.engine.protocol import Replies, Reply
+from equipoise.contract.protocol import Replies, Reply
 from equipoise.nets import groups
 from harness import assert_same_bits, events, run_tiny, server_state, site_sizes, with_lost_site
 

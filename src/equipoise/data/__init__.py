@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise._lazy import on_demand
+from equipoise.core.lazy import on_demand
 
 if TYPE_CHECKING:
     from equipoise.data.config import DataConfig, PhantomConfig

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equipoise.core.errors import UserError, first_few
+from equipoise.core.streams import stream
 from equipoise.data import partition, sources
 from equipoise.data.config import DataConfig
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.data.splits import count_leaks, grouped_split, stratified_sample
 from equipoise.data.store import Store
-from equipoise.errors import UserError, first_few
-from equipoise.streams import stream
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
 DEFAULT_SITES = 10

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from equipoise.table import Table
+from equipoise.core.table import Table
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom

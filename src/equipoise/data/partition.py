@@ -11,8 +11,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise._checks import whole_numbers
-from equipoise.errors import UserError
+from equipoise.core.arguments import whole_numbers
+from equipoise.core.errors import UserError
 
 GROUP = 10
 """Sites that share one Dirichlet draw in FedIIC's partition, which therefore needs as many."""

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from equipoise.core.errors import UserError, first_few
+from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Archives, decode_with_depth
 from equipoise.data.sources import Listing, Record, phantom
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
-from equipoise.errors import UserError, first_few
-from equipoise.storage import write_text
 
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.errors import UserError, first_few
-from equipoise.storage import locked, write_text
+from equipoise.core.errors import UserError, first_few
+from equipoise.core.storage import locked, write_text
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"

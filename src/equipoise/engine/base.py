@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import write_payload
-from equipoise.engine.protocol import (
+from equipoise.contract.method import Method, Setting
+from equipoise.contract.protocol import (
     Ask,
     Diverged,
     Payload,
@@ -28,7 +27,8 @@ from equipoise.engine.protocol import (
     payload_bytes,
     signature,
 )
-from equipoise.engine.site import EVALUATE, Outcome, Request
+from equipoise.engine.payload_files import write_payload
+from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
 
 Outcomes = Generator[None, None, list[Outcome | SiteFailure]]

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.contract.protocol import Payload, Value
+from equipoise.core.errors import UserError
+from equipoise.core.storage import write_text
 from equipoise.data.federation import Federation
-from equipoise.engine.files import DAMAGE, damage_named, read_payload, write_payload
-from equipoise.engine.protocol import Payload, Value
-from equipoise.errors import UserError
-from equipoise.storage import write_text
+from equipoise.engine.payload_files import DAMAGE, damage_named, read_payload, write_payload
 
 #: what to do where nothing is left to go on from
 REMEDY = "delete the folder to run it anew, or choose another --out"

@@ -17,12 +17,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from equipoise.engine.capture import recorded
-from equipoise.engine.contract import Batch, Client
-from equipoise.engine.protocol import Ask, SiteFailure
-from equipoise.engine.site import EVALUATE, Outcome, Request, Slot
+from equipoise.contract.capture import recorded
+from equipoise.contract.method import Batch, Client
+from equipoise.contract.protocol import Ask, SiteFailure
+from equipoise.core.errors import first_line
+from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot
 from equipoise.engine.training import eager_step
-from equipoise.errors import first_line
 
 log = logging.getLogger(__name__)
 

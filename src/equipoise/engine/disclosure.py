@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equipoise.engine.contract import Client, Method
-from equipoise.engine.site import EVALUATE
+from equipoise.contract.method import Client, Method
+from equipoise.engine.slot import EVALUATE
 
 DESCRIBE = "describe"
 COUNTS = "counts"

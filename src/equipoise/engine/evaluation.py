@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from equipoise import metrics
+from equipoise.contract.method import Server
+from equipoise.contract.protocol import Payload, Tensors
+from equipoise.core.errors import UserError
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
-from equipoise.engine.contract import Server
-from equipoise.engine.protocol import Payload, Tensors
-from equipoise.engine.site import EVALUATE, Request
-from equipoise.errors import UserError
-from equipoise.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
-from equipoise.tasks import Task
+from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
+from equipoise.engine.slot import EVALUATE, Request
+from equipoise.tasks.classification import Task
 
 Reports = Callable[[str, str], bool]
 """Whether a view at a site (or other place) reports the round in question."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 
 
 class EventLog:

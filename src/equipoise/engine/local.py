@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method, Setting
+from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
+from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine, Outcomes, Place, shared_part
 from equipoise.engine.cohort import Cohort
-from equipoise.engine.contract import Method, Setting
-from equipoise.engine.files import SpilledPayload, read_payload, safe_name, write_payload
-from equipoise.engine.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
-from equipoise.engine.site import EVALUATE, Outcome, Request, Slot, exhaust
+from equipoise.engine.payload_files import SpilledPayload, read_payload, safe_name, write_payload
+from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, SiteStates, read_state, write_state
 from equipoise.engine.training import SiteData, Steps
-from equipoise.errors import UserError
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28

@@ -14,24 +14,24 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise import __version__
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method, Setting
+from equipoise.contract.protocol import Conversation, Replies, payload_bytes
+from equipoise.core.errors import UserError
+from equipoise.core.storage import write_text
+from equipoise.core.streams import stream
+from equipoise.core.version import __version__
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest
-from equipoise.engine.contract import Method, Setting
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
-from equipoise.engine.files import claimed_folder
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.opening import cautions, check_new, data_told, ineffective, resumed, warned_on_resume
-from equipoise.engine.protocol import Conversation, Replies, payload_bytes
+from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.selection import Selection
-from equipoise.errors import UserError
-from equipoise.storage import write_text
-from equipoise.streams import stream
 
 ATTEMPTS = 3
 Turns = Generator[None, None, None]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
+from equipoise.contract.method import Client, Setting
+from equipoise.core.errors import UserError
+from equipoise.core.table import dotted, tables_in
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
-from equipoise.engine.contract import Client, Setting
 from equipoise.engine.events import events_in, first_event
-from equipoise.errors import UserError
-from equipoise.table import dotted, tables_in
 
 SHOWN_CHANGES, NOT_SET = 5, "not written down"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.config import Config
+from equipoise.contract.config import Config
 from equipoise.engine.evaluation import Score
-from equipoise.reported import TRAINED, mean_over_sites, reported_round
+from equipoise.engine.reported import TRAINED, mean_over_sites, reported_round
 
 Choice = dict[str, Any]
 """A chosen `round`, the validation `value` that chose it, where there is validation data, and the places that are

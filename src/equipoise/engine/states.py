@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from equipoise.engine.files import read_payload, safe_name, write_payload
-from equipoise.engine.protocol import Tensors
+from equipoise.contract.protocol import Tensors
+from equipoise.engine.payload_files import read_payload, safe_name, write_payload
 
 MEMORY_BUDGET = 1 << 29
 #: the entry of a state file that holds what a site keeps

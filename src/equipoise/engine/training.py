@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.config import TrainConfig
+from equipoise.contract.config import TrainConfig
+from equipoise.contract.method import Batch, Client, PerBatch
+from equipoise.contract.protocol import Evaluate, Scan, Tensors, Train
+from equipoise.core.streams import generator
 from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
-from equipoise.engine.contract import Batch, Client, PerBatch
-from equipoise.engine.protocol import Evaluate, Scan, Tensors, Train
 from equipoise.nets.base import batches_rounded_up
-from equipoise.streams import generator
 
 #: float32 bytes of augmented images that are made at a time, by device type
 CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_shape
+from equipoise.core.arguments import check_shape
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_shape
-from equipoise.errors import UserError
+from equipoise.core.arguments import check_shape
+from equipoise.core.errors import UserError
 from equipoise.losses._shapes import cross_entropy_of, cross_entropy_over, frequencies, widened
 
 

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise._checks import check_choice, check_shape
-from equipoise.errors import UserError
+from equipoise.core.arguments import check_choice, check_shape
+from equipoise.core.errors import UserError
 from equipoise.losses._shapes import cross_entropy_over, rows, widened
 
 EPSILON = 1e-6

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise._checks import check_choice, check_shape
+from equipoise.core.arguments import check_choice, check_shape
 from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, widened, working_dtype
 
 SupervisedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.errors import UserError
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
+from equipoise.core.errors import UserError
 from equipoise.methods.fednpr import with_npr
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py

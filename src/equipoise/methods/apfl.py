@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Phase
-from equipoise.methods._personal import TwoNetClient
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.components._personal import TwoNetClient
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, Phase
 
 
 class Options(Table):

@@ -16,12 +16,12 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, PerBatch, Setting
-from equipoise.engine.protocol import Action, Payload, Scan, Tensors
+from equipoise.components._merging import class_means, class_sums
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, PerBatch, Setting
+from equipoise.contract.protocol import Action, Payload, Scan, Tensors
 from equipoise.losses import inherited_knowledge, prediction_entropy
-from equipoise.methods._common import class_means, class_sums
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
 class Options(Table):

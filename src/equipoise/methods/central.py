@@ -1,7 +1,7 @@
 """Central learning: all training images at one site. What federation could reach at best, where pooling is allowed."""
 
-from equipoise.engine.contract import Method
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.method import Method
 
 METHOD = Method(
     server=FedAvgServer,

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field, PositiveInt
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
-from equipoise.methods._common import average_by, site_weights, step_towards
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components._merging import average_by, site_weights, step_towards
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
 from equipoise.nets import groups
 
 

@@ -14,12 +14,12 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
-from equipoise.methods._common import average, class_means, mean_by_class
-from equipoise.methods._creff_features import FeatureFitting, gradient_sums
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components._gradient_matching import FeatureFitting, gradient_sums
+from equipoise.components._merging import average, class_means, mean_by_class
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
 
 
 class Options(Table):

@@ -3,86 +3,8 @@
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
-from typing import Any, ClassVar
-
-from torch import Tensor, nn
-
-from equipoise.engine.contract import Batch, Client, Method, Server, Setting
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Train, Value
-from equipoise.methods._common import average
-from equipoise.nets import Net
-
-
-class SharedNet:
-    """What server and client must know alike: which net is trained, and which of its entries travel.
-
-    A method that changes either does so in a class of this kind, which both its sides inherit.
-    """
-
-    setting: Setting
-
-    def new_net(self) -> Net:
-        """The net in its first state, the same everywhere."""
-        return self.setting.new_net()
-
-    def shared_entries(self, net: nn.Module) -> Iterable[str]:
-        """The state-dict names that travel; all of them here."""
-        return net.state_dict().keys()
-
-
-class FedAvgServer(SharedNet, Server):
-    """Averages the entries of the model that sites share."""
-
-    def setup(self) -> None:
-        net = self.new_net()
-        self.state.model = {name: net.state_dict()[name] for name in self.shared_entries(net)}
-
-    def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        updates = yield Ask("train", sites, model=self.state.model)
-        self.state.model = average(updates, "model", self.setting.config.train.aggregation)
-
-    def message(self) -> dict[str, Value | PerSite]:
-        return {"model": self.state.model}
-
-
-class FedAvgClient(SharedNet, Client):
-    """Trains the received net on the local images."""
-
-    discloses: ClassVar[dict[str, dict[str, str]]] = {
-        "train": {
-            "model": "the net's weights and batch-norm statistics after local training",
-            "examples": "number of local training images",
-        }
-    }
-
-    def build(self) -> None:
-        self.net = self.new_net()
-        self.shared = tuple(self.shared_entries(self.net))
-        self.receives("model", self.net, self.shared)
-        self.phase("main", self.net)
-
-    def train(self, message: Payload) -> Action:
-        yield Train()
-        return self.update()
-
-    def update(self) -> Payload:
-        """The reply of `train`."""
-        return {"model": self.share(self.net, self.shared), "examples": int(self.class_counts.sum())}
-
-    def forward(self, batch: Batch) -> Any:
-        features = self.net.features(batch.image)
-        return SimpleNamespace(features=features, logits=self.net.classify(features))
-
-    def loss(self, batch: Batch, out: Any) -> Tensor:
-        return self.supervised(out.logits, batch.label)
-
-    def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.outputs(batch).logits
-
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.method import Method
 
 METHOD = Method(
     server=FedAvgServer,

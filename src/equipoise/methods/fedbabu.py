@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.engine.protocol import Ask, Conversation, Payload, Train, Work
-from equipoise.methods._common import all_but, average
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components._merging import all_but, average
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
+from equipoise.contract.protocol import Ask, Conversation, Payload, Train, Work
 
 
 class Options(Table):

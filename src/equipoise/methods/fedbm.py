@@ -16,15 +16,15 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.concepts import DEFAULT_ENCODER
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, PerBatch, Setting
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
-from equipoise.methods._common import average
-from equipoise.methods._fedbm_generator import GeneratorTraining, jittered
-from equipoise.methods._fedbm_parts import Parts
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components._fedbm_parts import Parts
+from equipoise.components._generator_training import GeneratorTraining, jittered
+from equipoise.components._merging import average
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, PerBatch, Setting
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
 from equipoise.nets.base import rounded_up
+from equipoise.nets.concepts import DEFAULT_ENCODER
 
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload
-from equipoise.methods._common import average
-from equipoise.methods._drift import AnchoredClient, RosterClient, RosterServer, beside
+from equipoise.components._drift import AnchoredClient, RosterClient, RosterServer, beside
+from equipoise.components._merging import average
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload
 
 
 class Options(Table):

@@ -15,14 +15,14 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from equipoise.config import OptimiserConfig, Table
-from equipoise.engine.contract import Batch, Method, Setting
-from equipoise.engine.optimiser import Optimiser
-from equipoise.engine.protocol import Scan, Tensors, Train, Work
+from equipoise.components._cosine import CosineClient, CosineServer, with_cosine_head
+from equipoise.components._merging import shuffled_batches
+from equipoise.components.averaging import SharedNet
+from equipoise.contract.config import OptimiserConfig, Table
+from equipoise.contract.method import Batch, Method, Setting
+from equipoise.contract.optimiser import Optimiser
+from equipoise.contract.protocol import Scan, Tensors, Train, Work
 from equipoise.losses import balanced_softmax, cross_entropy
-from equipoise.methods._common import shuffled_batches
-from equipoise.methods._cosine import CosineClient, CosineServer, with_cosine_head
-from equipoise.methods.fedavg import SharedNet
 from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame
 

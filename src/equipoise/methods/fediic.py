@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Setting
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
-from equipoise.engine.repeat import Repeated
+from equipoise.components._merging import average, total
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, Setting
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
+from equipoise.contract.repeat import Repeated
 from equipoise.losses import (
     class_loss_sums,
     difficulty_margins,
@@ -28,8 +30,6 @@ from equipoise.losses import (
     intra_client_contrastive,
     logit_adjusted,
 )
-from equipoise.methods._common import average, total
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.prototypes import drive_apart
 
 

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
-from equipoise.engine.protocol import Action, Payload, Replies, Scan, Tensors
-from equipoise.methods._common import class_sums, mean_by_class
-from equipoise.methods._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
-from equipoise.methods.fedavg import SharedNet
+from equipoise.components._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
+from equipoise.components._merging import class_sums, mean_by_class
+from equipoise.components.averaging import SharedNet
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
+from equipoise.contract.protocol import Action, Payload, Replies, Scan, Tensors
 from equipoise.nets import Net
 from equipoise.prototypes import orthogonal_frame, simplex_frame
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.config import Config
-from equipoise.engine.contract import Batch, Client, Method
-from equipoise.engine.protocol import Action, Payload, Scan, Tensors, Work
-from equipoise.errors import UserError
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Config
+from equipoise.contract.method import Batch, Client, Method
+from equipoise.contract.protocol import Action, Payload, Scan, Tensors, Work
+from equipoise.core.errors import UserError
 from equipoise.losses import subcluster_regularisation, subcluster_scores
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 from equipoise.nets import Net
 from equipoise.prototypes import update_subclusters
 

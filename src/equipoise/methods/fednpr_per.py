@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equipoise.engine.contract import Method
-from equipoise.methods._personal import PartialClient, PartialNet
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.components._personal import PartialClient, PartialNet
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.method import Method
 from equipoise.methods.fednpr import DEFAULTS, PAPER
 
 

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
+from equipoise.components._merging import average, class_means, class_sums, mean_by_class
+from equipoise.components._projection import projected_net
+from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
 from equipoise.losses import prototype_contrastive
-from equipoise.methods._common import average, class_means, class_sums, mean_by_class
-from equipoise.methods._projection import projected_net
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.nets import Net
 
 

@@ -13,11 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Server
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
+from equipoise.components._merging import class_means, class_sums, mean_by_class
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, Server
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
 from equipoise.losses import prototype_distance
-from equipoise.methods._common import class_means, class_sums, mean_by_class
 from equipoise.methods.local import LocalClient
 
 

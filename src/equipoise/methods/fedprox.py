@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.methods._drift import AnchoredClient
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.components._drift import AnchoredClient
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
 
 
 class Options(Table):

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.engine.protocol import Action, Payload, Train
-from equipoise.methods._personal import PartialClient, PartialNet
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.components._personal import PartialClient, PartialNet
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
+from equipoise.contract.protocol import Action, Payload, Train
 
 
 class Options(Table):

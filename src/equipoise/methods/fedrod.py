@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, Setting
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, Setting
 from equipoise.losses import balanced_softmax, cross_entropy
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
 class Options(Table):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method, Setting
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method, Setting
 from equipoise.losses import restricted_logits
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
 
 
 class Options(Table):

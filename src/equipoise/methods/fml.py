@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
+from equipoise.components._personal import TwoNetClient
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
 from equipoise.losses import mutual_kl
-from equipoise.methods._personal import TwoNetClient
-from equipoise.methods.fedavg import FedAvgServer
 
 
 class Options(Table):

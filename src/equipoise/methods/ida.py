@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.aggregation import inverse_distance_weights
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Evaluate, Payload, Replies, Tensors
-from equipoise.methods._common import all_but, average_by, site_weights
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components._merging import all_but, average_by, site_weights
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Evaluate, Payload, Replies, Tensors
 
 
 class Options(Table):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from equipoise.engine.contract import Method, Server
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
-from equipoise.methods.fedavg import FedAvgClient
+from equipoise.components.averaging import FedAvgClient
+from equipoise.contract.method import Method, Server
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
 
 
 class LocalServer(Server):

@@ -13,12 +13,12 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Batch, Method, PerBatch
-from equipoise.engine.protocol import Action, Payload
+from equipoise.components._projection import projected_net
+from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
+from equipoise.contract.config import Table
+from equipoise.contract.method import Batch, Method, PerBatch
+from equipoise.contract.protocol import Action, Payload
 from equipoise.losses import model_contrastive
-from equipoise.methods._projection import projected_net
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.nets import Net
 
 

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from equipoise.config import OptimiserConfig, Table
-from equipoise.engine.contract import Batch, Method, Phase
-from equipoise.engine.protocol import Train, Work
-from equipoise.methods.fedavg import FedAvgClient, FedAvgServer
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.contract.config import OptimiserConfig, Table
+from equipoise.contract.method import Batch, Method, Phase
+from equipoise.contract.protocol import Train, Work
 from equipoise.nets.base import NORM_LAYERS
 
 

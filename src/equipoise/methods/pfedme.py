@@ -14,13 +14,13 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from equipoise.config import OptimiserConfig, Table
-from equipoise.engine.contract import Batch, Method, Phase, Setting
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload, Train
-from equipoise.methods._common import average, step_towards
-from equipoise.methods._drift import added
-from equipoise.methods._personal import TwoNetClient
-from equipoise.methods.fedavg import FedAvgServer
+from equipoise.components._drift import added
+from equipoise.components._merging import average, step_towards
+from equipoise.components._personal import TwoNetClient
+from equipoise.components.averaging import FedAvgServer
+from equipoise.contract.config import OptimiserConfig, Table
+from equipoise.contract.method import Batch, Method, Phase, Setting
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
 from equipoise.nets import groups
 
 

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregation import band_schedule
-from equipoise.engine.contract import Batch, Method, Setting
-from equipoise.engine.protocol import (
+from equipoise.components._merging import average, total
+from equipoise.components._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, CPAClient
+from equipoise.components._prr_fourier import layer_kinds, merge_deputies
+from equipoise.components._prr_options import PRROptions
+from equipoise.contract.method import Batch, Method, Setting
+from equipoise.contract.protocol import (
     Action,
     Ask,
     Conversation,
@@ -28,12 +32,8 @@ from equipoise.engine.protocol import (
     Value,
     Work,
 )
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.losses import membership, mutual_kl
-from equipoise.methods._common import average, total
-from equipoise.methods._prr_cpa import COUNTS_DISCLOSURE, PROTOTYPE_DISCLOSURE, CPAClient
-from equipoise.methods._prr_fourier import layer_kinds, merge_deputies
-from equipoise.methods._prr_options import PRROptions
 from equipoise.methods.fedbn import FedBNServer
 from equipoise.metrics import from_confusion
 from equipoise.prototypes import global_prototypes

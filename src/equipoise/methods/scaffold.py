@@ -13,11 +13,11 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.config import Table
-from equipoise.engine.contract import Method
-from equipoise.engine.protocol import Action, Ask, Conversation, Payload
-from equipoise.methods._common import average, step_towards
-from equipoise.methods._drift import RosterClient, RosterServer, added, beside
+from equipoise.components._drift import RosterClient, RosterServer, added, beside
+from equipoise.components._merging import average, step_towards
+from equipoise.contract.config import Table
+from equipoise.contract.method import Method
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload
 from equipoise.nets import groups
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.nets.base import Net, groups
 from equipoise.nets.config import NetConfig
 from equipoise.nets.pretrained import efficientnet_b0, efficientnet_lite0, resnet18

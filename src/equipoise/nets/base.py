@@ -7,8 +7,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import UserError
-from equipoise.nets.quick.convolution import rounded_weights
+from equipoise.core.errors import UserError
+from equipoise.nets.kernels.convolution import rounded_weights
 
 NORM_LAYERS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, in any number of dimensions

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from equipoise.table import Table
+from equipoise.core.table import Table
 
 NetName = Literal["small-cnn", "resnet18", "efficientnet-b0", "efficientnet-lite0", "vgg16-slim"]
 Rate = Annotated[float, Field(ge=0, lt=1)]

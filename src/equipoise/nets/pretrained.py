@@ -9,7 +9,7 @@ from types import ModuleType
 
 from torch import nn
 
-from equipoise.errors import UserError, install
+from equipoise.core.errors import UserError, install
 from equipoise.nets.base import Net
 
 RESNET_WIDTHS = [64, 128, 256, 512]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.nets.base import Net
 from equipoise.nets.pretrained import import_lite
 

@@ -12,7 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
+from equipoise.core.storage import replacing
 from equipoise.report import comparison, figures
 from equipoise.report.curves import retrogress
 from equipoise.report.plotting import style, to_svg
@@ -34,7 +35,6 @@ from equipoise.report.tables import (
     to_latex,
     unlike,
 )
-from equipoise.storage import replacing
 
 #: what tells a report of runs from other files, reports of studies among them
 MARK = re.compile(r'<p class="kicker">(Comparison of runs|Report of a run)</p>')

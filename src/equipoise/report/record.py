@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from equipoise.errors import UserError, as_text
+from equipoise.core.errors import UserError, as_text
 from equipoise.report.events import Evaluation, Event, Result, Round, Selection, SiteCounts, Start, View
 from equipoise.report.validation import validation_results
 

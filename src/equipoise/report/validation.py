@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from equipoise.config import EvaluationConfig, validated
+from equipoise.contract.config import EvaluationConfig, validated
+from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, reported_round
 from equipoise.metrics import from_confusion
 from equipoise.report.events import Evaluation, Result, Selection, View, mean
-from equipoise.reported import Summary, added_over_sites, mean_over_rounds, reported_round
 
 
 def validation_results(

@@ -8,13 +8,13 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
+from equipoise.core.errors import UserError
+from equipoise.core.table import Table
 from equipoise.data.augment.colour import Brightness, ColourJitter, Greyscale
 from equipoise.data.augment.draws import WHITE, Batch, Step, per_channel
 from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianNoise, MedianBlur, OneOf
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
-from equipoise.errors import UserError
-from equipoise.table import Table
 
 PipelineName = Literal["none", "flips", "standard", "fediic", "fediic-ich", "fednpr", "fednpr-ich", "fedbm", "prr"]
 Normalisation = Literal["imagenet", "half", "none"]

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from equipoise.core.errors import UserError, as_text, first_few
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
-from equipoise.errors import UserError, as_text, first_few
 
 USER_SOURCES = ("folder", "manifest")
 DRAWN_SOURCES = ("phantom",)

@@ -7,10 +7,10 @@ validation part: it is a lesion-grouped tenth of each centre's training fold.
 from collections import Counter
 from pathlib import Path
 
+from equipoise.core.errors import UserError
 from equipoise.data.config import DataConfig
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
 from equipoise.data.sources.ham10000 import METADATA
-from equipoise.errors import UserError
 
 TITLE = "Fed-ISIC2019, up to six centres, 8 classes"
 SIZE = 128

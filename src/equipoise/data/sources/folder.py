@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
+from equipoise.core.errors import UserError, first_few
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import SUFFIXES, walk_images
 from equipoise.data.sources import Listing, Record, refuse_similar
-from equipoise.errors import UserError, first_few
 
 TITLE = "your images, one folder per class (folder:DIR)"
 SIZE = 128

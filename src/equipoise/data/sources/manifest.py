@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from equipoise.core.errors import UserError, first_few
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, locate
 from equipoise.data.sources import Listing, Record, numbered_rows, refuse_similar
-from equipoise.errors import UserError, first_few
 
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
 SIZE = 128

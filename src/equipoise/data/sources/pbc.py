@@ -7,10 +7,10 @@ The original index list is not published with the images, so the split is drawn 
 from collections import Counter
 from pathlib import Path
 
+from equipoise.core.errors import UserError
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import walk_images
 from equipoise.data.sources import Listing, Record, expect
-from equipoise.errors import UserError
 
 TITLE = "PBC blood cells, 8 classes, partitioned"
 SIZE = 64

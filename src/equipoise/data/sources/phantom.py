@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.core.errors import UserError
 from equipoise.data.config import PhantomConfig
 from equipoise.data.phantom_images import CLASS_NAMES, Scanners, render
 from equipoise.data.splits import PARTS, apportion, part_targets
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
-from equipoise.errors import UserError
 
 TITLE = "built-in procedural lesion images with long tails, missing classes and scanner shifts"
 SIZE = 32

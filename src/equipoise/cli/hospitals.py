@@ -1,0 +1,189 @@
+"""The commands of a deployment: `equipoise server | site | certificates | pilot`. They need the extra `flower`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equipoise.cli.given import given
+from equipoise.core.errors import UserError, install
+
+console = Console()
+Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
+Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
+
+
+def _prepare() -> None:
+    """Flower must be there, and whoever ends this process ends Flower's processes with it."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError(f"this command needs Flower: {install('flower')}") from None
+    from equipoise.hospitals.processes import end_orderly_on_termination, spare_loopback_the_proxy
+
+    end_orderly_on_termination()
+    spare_loopback_the_proxy()
+
+
+def _say(text: str) -> None:
+    """Print a line as it stands: names and paths may hold what rich takes for markup."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
+    from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
+
+    refuse_twice(settings or [], top)
+    config = make_config(source, settings or [], **top)
+    refuse_idle_options(settings or [], config.method)
+    return config
+
+
+def _named(config: Any) -> Any:
+    """The config of a run whose data lies at sites, and is not the phantom unless somebody says so."""
+    if "name" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"name": "hospitals"})})
+
+
+def server(
+    file: Annotated[Path, typer.Argument(metavar="SERVER.toml", help="addresses, sites and keys")],
+    source: Source = None,
+    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Run a config with the hospitals that a file names, and write the report."""
+    _prepare()
+    from equipoise.engine.payload_files import refuse_foreign
+    from equipoise.hospitals.coordinator import check_config, running_superlink
+    from equipoise.hospitals.deployment_files import ServerFile
+
+    known = ServerFile.read(file)
+    config = _named(_config(source, settings, method=method, seed=seed, train=given(rounds=rounds)))
+    check_config(config, known)
+    folder = out or Path("runs") / config.run_name
+    refuse_foreign(folder)
+    with running_superlink(known, insecure) as link:
+        _say(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}")
+        _conduct(config, known, folder, link, resume)
+    _report(folder)
+
+
+def _conduct(
+    config: Any, known: Any, folder: Path, link: Any, resume: bool, while_waiting: Callable[[], None] = lambda: None
+) -> None:
+    from equipoise.cli.progress import ProgressDisplay
+    from equipoise.hospitals.coordinator import conduct
+
+    class Display(ProgressDisplay):
+        def _on_connected(self, fields: dict[str, Any]) -> None:
+            waiting = f"; waiting for {', '.join(fields['missing'])}" if fields["missing"] else ""
+            _say(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}")
+
+    with Display(console, config.train.rounds, config.run_name) as display:
+        conduct(config, known, folder, link, resume, [display], while_waiting)
+
+
+def _report(folder: Path) -> None:
+    from equipoise.report import write_report
+
+    _say(f"report: {write_report([folder])}")
+
+
+def site(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="name, data, keys and policy of this hospital")],
+    check: Annotated[bool, typer.Option("--check", help="check data, keys and connection, and end")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for the server")] = 0.0,
+    insecure: Insecure = False,
+) -> None:
+    """Let a hospital take part: check its data and the connection, then answer the server until stopped."""
+    _prepare()
+    from equipoise.hospitals.deployment_files import SiteFile
+    from equipoise.hospitals.descriptions import describe
+    from equipoise.hospitals.site import check_admission, check_connection, check_site, serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    known = SiteFile.read(file)
+    federation = check_site(known, insecure)
+    told = describe(known.name, federation)
+    numbers = ", ".join(f"{sum(counts)} {part}" for part, counts in told["counts"].items())
+    _say(f"{known.name}: {numbers} images, {len(told['classes'])} classes")
+    for action, entries in known.policy.items():
+        _say(f"  may leave in '{action}': {', '.join(entries)}")
+    check_connection(known, insecure, wait)
+    _say(f"the SuperLink at {known.superlink} answers")
+    if check:
+        check_admission(known, insecure)
+        _say("and lets this site in" + ("; its name is checked when a run starts" if insecure else ""))
+    else:
+        serve(known, insecure, federation)
+
+
+def certificates(
+    out: Annotated[Path, typer.Argument(help="a new folder")],
+    sites: Annotated[list[str], typer.Option("--site", help="a site's name; repeat for each")],
+    hosts: Annotated[list[str], typer.Option("--host", help="name or address by which sites reach the server")],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="how long certificates are valid")] = 365,
+) -> None:
+    """Make a small CA, the server's certificate, the coordinator's key and a key for every site."""
+    _prepare()
+    from equipoise.hospitals.pilot import make_certificates
+
+    server_file, files = make_certificates(out, f"0.0.0.0:{port}", hosts, sites, days)
+    _say(f"server: {server_file.parent}")
+    for name, path in files.items():
+        _say(f"{name}: {path.parent}  (add data and policy to {path.name})")
+    _say(f"keep {out / 'ca.key'} offline")
+
+
+def pilot(
+    source: Source = None,
+    sites: Annotated[int | None, typer.Option(min=1, help="how many, for the phantom and drawn partitions")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
+    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
+    _prepare()
+    from equipoise.engine.payload_files import refuse_foreign
+    from equipoise.hospitals.coordinator import running_superlink
+    from equipoise.hospitals.deployment_files import ServerFile
+    from equipoise.hospitals.pilot import check_running, files_of, lay_out, running_sites
+
+    refuse_foreign(out)
+    known_files = (out / "pilot").exists()
+    if known_files and not resume:
+        raise UserError(f"{out} already holds a pilot; use --resume to go on, or another --out")
+    asked: dict[str, Any] = {"method": method, "train": given(rounds=rounds)}
+    config = _config(source, settings, data=given(name=data), **asked)
+    if sites is not None:
+        number = {"phantom": {"sites": sites}} if config.data.name == "phantom" else {"sites": sites}
+        config = _config(source, settings, data=given(name=data, **number), **asked)
+    server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
+    known = ServerFile.read(server_file)
+    with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:
+        _say(f"SuperLink at {link.url}; {len(files)} sites start")
+        _conduct(config, known, out, link, resume, lambda: check_running(children))
+    _report(out)
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (server, site, certificates, pilot):
+        app.command()(command)

@@ -1,0 +1,109 @@
+"""How FedBM's server trains its generator: on Eqs. 6 to 10, against the global model.
+
+Zhu et al., FedBM, Medical Image Analysis 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.components._fedbm_parts import Parts
+from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.method import Setting
+from equipoise.contract.optimiser import Optimiser
+from equipoise.contract.repeat import Repeated
+from equipoise.losses import diversity, norm_statistics_gap
+from equipoise.nets.kernels.moments import channel_moments, quick_moments_kernels
+
+CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
+BETAS = (0.5, 0.999)  # of Adam
+
+
+class GeneratorTraining:
+    """Trains the generator of some parts against their net, the teacher, which stands still."""
+
+    def __init__(self, parts: Parts, setting: Setting):
+        self.parts = parts
+        self.options = setting.options
+        self.precision = setting.precision
+        self.num_classes = setting.num_classes
+        self.random = torch.Generator(device=setting.device)
+        self.optimiser = Optimiser(
+            parts.generator.named_parameters(), OptimiserConfig(name="adam", betas=BETAS, lr=self.options.generator_lr)
+        )
+        if setting.autocasts:
+            quick_moments_kernels()  # prove themselves now, and not in the middle of a step
+        self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
+
+    def run(self, random: torch.Generator) -> None:
+        """Some steps from the generator as it is, with Adam's moments anew."""
+        self.random.set_state(random.get_state())
+        for tensor in self.optimiser.state().values():
+            tensor.zero_()
+        self.optimiser.lr.fill_(self.options.generator_lr)
+        self.parts.generator.train()
+        self.parts.net.eval().requires_grad_(False)
+        self.repeated(self.step, self.options.generator_steps)
+
+    def step(self) -> None:
+        """One step on as many labels of every class as chance gives."""
+        labels = torch.randint(
+            self.num_classes, (self.options.generator_batch,), generator=self.random, device=self.random.device
+        )
+        codes = self.parts.codes.draw(labels, self.random)
+        with self.precision():
+            images = self.parts.generator(codes).float()
+        loss = self.loss(images, codes, labels)
+        self.optimiser.update(torch.autograd.grad(loss, self.optimiser.parameters))
+
+    def loss(self, images: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+        """L_sem + lambda_div L_div + lambda_dis L_dis (Eq. 10) of images (B, C, H, W) made from codes (B, D)."""
+        options, parts = self.options, self.parts
+        shown = parts.show(jittered(images[None], self.random)[0])
+        with norm_inputs(parts.net) as seen, self.precision():
+            output = parts.net(shown).float()
+        loss = parts.classifier.loss(output, labels) if options.frozen else F.cross_entropy(output, labels)
+        if options.lambda_div:
+            loss = loss + options.lambda_div * diversity(codes, images, labels, self.num_classes)
+        if options.lambda_dis:
+            loss = loss + options.lambda_dis * norm_statistics_gap(*zip(*seen))
+        return loss
+
+
+def jittered(batches: Tensor, random: torch.Generator) -> Tensor:
+    """Batches of images (n, B, C, H, W), shifted by a few pixels onto black and perhaps flipped: a draw for each batch.
+
+    Rows and columns are picked by their places, which the device works out: the host need not know what was drawn.
+    """
+    shifts = torch.randint(2 * CROP_MARGIN + 1, (len(batches), 2), generator=random, device=random.device)
+    flips = torch.randint(2, (len(batches), 2), generator=random, device=random.device).bool()
+    shown = F.pad(batches, (CROP_MARGIN,) * 4)
+    for axis in (0, 1):
+        places = torch.arange(batches.shape[axis - 2], device=batches.device)
+        wanted = shifts[:, axis, None] + torch.where(flips[:, axis, None], places.flip(0), places)
+        shape = (-1, 1, 1, wanted.shape[1], 1) if axis == 0 else (-1, 1, 1, 1, wanted.shape[1])
+        shown = shown.take_along_dim(wanted.reshape(shape), dim=axis + 3)
+    return shown
+
+
+@contextmanager
+def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
+    """Note what the net's 2-D batch norms are given: per layer the mean and biased variance of the batch and the
+    running mean and variance, (channels,) each. The hooks are gone at the end."""
+    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        seen.append((*channel_moments(inputs[0]), layer.running_mean, layer.running_var))
+
+    hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

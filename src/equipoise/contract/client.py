@@ -1,0 +1,306 @@
+"""The site side of a method: a workplace that serves one site after another.
+
+Whatever its hooks read is a declared tensor, allocated once in `build` and filled in place before each ask, so that the
+same code runs eagerly and inside a captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.contract.bulk import copy_all
+from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.declared import DeclaredTensors, Role
+from equipoise.contract.optimiser import Optimiser
+from equipoise.contract.protocol import Action, Payload, Tensors, Train, Value, Work
+from equipoise.contract.setting import Setting
+from equipoise.core.streams import stream
+from equipoise.losses import supervised_loss
+from equipoise.nets import groups
+
+
+@dataclass
+class Phase:
+    """Which parameters train, by which optimiser, and whether norm layers use batch statistics.
+
+    `scheduled`: whether its learning rate follows train.schedule; a step size that is a method's own does not.
+    """
+
+    optimiser: Optimiser
+    norm: str = "train"
+    scheduled: bool = True
+
+
+@dataclass(frozen=True)
+class PerBatch:
+    """A field that `prepare` adds with one row per batch instead of one per sample."""
+
+    rows: Tensor
+
+
+class Batch(SimpleNamespace):
+    """The fields of one batch: `image` (B, C, H, W), `label` (B,), and what `prepare` adds."""
+
+
+class Client:
+    """The site side of a method. Subclasses declare state in `build` and supply actions and hooks."""
+
+    #: {action: {reply entry: what it is}}: everything that leaves a site. Other entries are refused.
+    discloses: ClassVar[dict[str, dict[str, str]]] = {}
+    #: which models can be evaluated: "global" (the same everywhere) and "personal"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    #: how many augmented views of an image a batch holds (`image`, `second`)
+    image_views: int = 1
+    #: batches that one call of `step` takes
+    batches_per_step: int = 1
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.config = setting.config
+        self.options = setting.options
+        self.num_classes = setting.num_classes
+        self.phases: dict[str, Phase] = {}
+        self.references: list[nn.Module] = []
+        self._declared = DeclaredTensors(type(self).__name__)
+        self._full_precision = False
+        self.norm_mode = "train"
+        self.site = ""
+        self.round = 0
+        self.occasion: tuple[str, ...] = ()
+        self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
+        self._supervised = supervised_loss(self.config.train.loss)
+        self.build()
+        self._declared.check(vars(self))
+        self._declared.remember()
+        self._fixed = dict(vars(self))
+
+    @classmethod
+    def adapts(cls) -> bool:
+        """Whether sites change their personal model before it is evaluated."""
+        return cls.adapt is not Client.adapt
+
+    @classmethod
+    def ignores(cls, setting: Setting) -> tuple[str, ...]:
+        """Config keys that have no effect under these options, because the method brings its own."""
+        return ()
+
+    @classmethod
+    def in_vain(cls, setting: Setting) -> tuple[str, ...]:
+        """Sentences about options of the method that cannot act under these settings."""
+        return ()
+
+    @classmethod
+    def decays_absent(cls, setting: Setting) -> bool:
+        """Whether nothing but weight decay moves a class's weights at a site that has no image of it."""
+        return False
+
+    # ---- declarations, used in build() ---------------------------------------------------------
+
+    def build(self) -> None:
+        """Make nets and declare every tensor that hooks read."""
+        raise NotImplementedError
+
+    def keeps(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` (a tensor, or entries of a module) outlives an ask and never leaves the site by itself."""
+        return self._declare("kept", name, target, entries)
+
+    def receives(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` is filled from the message entry `name`; without one it holds NaN."""
+        return self._declare("received", name, target, entries)
+
+    def scratch(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
+        """`target` starts each ask anew: a tensor at its first value, a module at NaN until it is filled."""
+        return self._declare("scratch", name, target, entries)
+
+    def reference(self, module: nn.Module) -> nn.Module:
+        """A frozen module: always in eval mode, never trained."""
+        self.references.append(module.requires_grad_(False).eval())
+        return module
+
+    def phase(
+        self,
+        name: str,
+        modules: Mapping[str, nn.Module] | nn.Module,
+        entries: Iterable[str] | None = None,
+        optimiser: OptimiserConfig | None = None,
+        norm: str = "train",
+        scheduled: bool = True,
+    ) -> None:
+        """Declare a way to train: the named parameters of a module (or of several models, by name).
+
+        Where gradients are clipped, each of several models is clipped by its own norm.
+        """
+        named = modules.items() if isinstance(modules, Mapping) else [("", modules)]
+        wanted = None if entries is None else set(entries)
+        chosen = [
+            (prefix, key, parameter)
+            for prefix, module in named
+            for key, parameter in module.named_parameters()
+            if wanted is None or key in wanted
+        ]
+        config = optimiser or self.config.train.optimiser
+        parameters = [(f"{prefix}.{key}" if prefix else key, parameter) for prefix, key, parameter in chosen]
+        models = [prefix for prefix, _, _ in chosen]
+        self.phases[name] = Phase(Optimiser(parameters, config, models), norm, scheduled)
+        state = self.phases[name].optimiser.state()
+        if state:
+            self._declared.add_optimiser("kept" if config.keep else "scratch", name, state)
+
+    def _declare(self, role: Role, name: str, target: Any, entries: Iterable[str] | None) -> Any:
+        target = target if isinstance(target, nn.Module) else target.to(self.setting.device)
+        self._declared.add(role, name, target, entries)
+        return target
+
+    # ---- between asks, used by the engine ------------------------------------------------------
+
+    def begin(self, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None) -> None:
+        """Fill every declared tensor for one ask at one site."""
+        self._declared.fill(message, kept)
+
+    def end(self) -> None:
+        """Forget whatever was not declared, as a site in another process would."""
+        fixed = self._fixed
+        vars(self).clear()
+        vars(self).update(fixed, _fixed=fixed)
+
+    def kept(self) -> Tensors:
+        """The tensors that outlive the ask, by flat name; references, not copies."""
+        return self._declared.kept()
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a step may read or change."""
+        return self._declared.tensors()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules of this client."""
+        return (value for value in vars(self).values() if isinstance(value, nn.Module))
+
+    def set_mode(self, training: bool, norm: str = "train") -> None:
+        """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
+        self.norm_mode = norm
+        for module in self.modules():
+            module.train(training and module not in self.references)
+            if training and norm == "eval":
+                for part in module.modules():
+                    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                        part.eval()
+
+    # ---- what actions and hooks use ------------------------------------------------------------
+
+    def entries(self, module: nn.Module, *names: str) -> tuple[str, ...]:
+        """State-dict names of the groups "body", "head", "norm" and "statistics" of a module."""
+        return tuple(entry for name in names for entry in groups(module)[name])
+
+    @staticmethod
+    def share(module: nn.Module, entries: Iterable[str] | None = None) -> Tensors:
+        """Entries of a module's state, for a reply."""
+        state = module.state_dict()
+        return dict(state) if entries is None else {entry: state[entry] for entry in entries}
+
+    @staticmethod
+    @torch.no_grad()
+    def copy(source: nn.Module, target: nn.Module, entries: Iterable[str] | None = None) -> None:
+        """Copy a module's state into another of the same shape, in place."""
+        from_state, to_state = source.state_dict(), target.state_dict()
+        names = list(to_state) if entries is None else list(entries)
+        copy_all([to_state[n] for n in names], [from_state[n] for n in names])
+
+    def random(self, purpose: str, *more: str | int) -> torch.Generator:
+        """A generator of this site's own for this purpose and round."""
+        return torch.Generator(device=self.setting.device).manual_seed(self.stream(purpose, *more))
+
+    def stream(self, purpose: str, *more: str | int) -> int:
+        """The seed of a random stream of this site, round and occasion (training, or a fine-tuning to evaluate)."""
+        return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)
+
+    def precision(self) -> torch.autocast:
+        """The context in which nets run: the setting's, except within `full_precision`."""
+        return self.setting.precision(full=self._full_precision)
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Nets run in float32 within, whatever the config asks for."""
+        outside, self._full_precision = self._full_precision, True
+        try:
+            yield
+        finally:
+            self._full_precision = outside
+
+    def logits(self, net: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, C) of one net alone, in the configured precision."""
+        with self.precision():
+            return net(batch.image).float()
+
+    def outputs(self, batch: Batch) -> Any:
+        """`forward` in the configured precision, with float32 outputs."""
+        if self._full_precision or not self.setting.autocasts:
+            return self.forward(batch)
+        with self.precision():
+            out = self.forward(batch)
+        return SimpleNamespace(
+            **{key: value.float() if isinstance(value, Tensor) else value for key, value in vars(out).items()}
+        )
+
+    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The configured supervised loss with this site's class counts."""
+        return self._supervised(logits, labels, self.class_counts)
+
+    # ---- hooks of the step: tensors in, tensors out, no host sync ---------------------------------
+
+    def forward(self, batch: Batch) -> Any:
+        """Outputs of the model(s) for a batch."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, out: Any) -> Tensor:
+        """The scalar that training minimises."""
+        raise NotImplementedError
+
+    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Change the gradients before the optimiser sees them (control variates, proximal terms)."""
+        return gradients
+
+    def after_step(self) -> None:
+        """Act after the parameters moved (projections, clipping of a mixture)."""
+
+    def step(self, batches: list[Batch], phase: Phase) -> Tensor:
+        """One optimiser step; gives the loss. Replaced by the few methods that need several batches a step."""
+        (batch,) = batches
+        loss = self.loss(batch, self.outputs(batch))
+        gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
+        phase.optimiser.update(self.adjust(list(gradients)))
+        self.after_step()
+        return loss.detach()
+
+    # ---- hooks outside the step ------------------------------------------------------------------
+
+    def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """The samples of one epoch, in order: all of them, shuffled. Labels (n,) and generator are the host's."""
+        return torch.randperm(len(labels), generator=generator)
+
+    def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
+        """Fields to add to a large chunk of batches (frozen outputs, synthetic images)."""
+        return {}
+
+    def predict(self, view: str, batch: Batch) -> Tensor:
+        """Logits of the global or the personal model."""
+        raise NotImplementedError
+
+    def adapt(self) -> Generator[Work, Any, None]:
+        """Change the personal model before it is evaluated; rolled back afterwards."""
+        yield from ()
+
+    def ready(self) -> Generator[Work, Any, None]:
+        """Renew what the model just trained needs to predict, before it is measured; rolled back afterwards."""
+        yield from ()
+
+    def train(self, message: Payload) -> Action:
+        """The action that every method has: train locally and reply."""
+        yield Train()
+        return {}

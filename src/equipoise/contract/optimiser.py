@@ -1,0 +1,114 @@
+"""SGD, Adam and AdamW, whose state is tensors allocated once, so that a captured step can be replayed at any site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.contract.config import OptimiserConfig
+
+#: AdamW's weight decay is no part of the gradient, which Adam would make as long as any other
+ADAMS = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}
+
+
+class Optimiser:
+    """Updates `parameters` in place by torch's fused kernels; the learning rate is a tensor on their device.
+
+    `models` names the model that each parameter belongs to, where they belong to several: clipping couples none.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimiserConfig,
+        models: Sequence[str] | None = None,
+    ):
+        self.config = config
+        named = list(parameters)
+        self.names = [name for name, _ in named]
+        self.parameters: list[Tensor] = [parameter for _, parameter in named]
+        self.models = list(models) if models is not None else [""] * len(named)
+        device = self.parameters[0].device
+        self.lr = torch.zeros((), device=device)
+        kinds = ("mean", "square") if config.name in ADAMS else ("momentum",) if config.momentum else ()
+        self.moments = {kind: [torch.zeros_like(p, requires_grad=False) for p in self.parameters] for kind in kinds}
+        # Adam's bias correction counts steps per tensor: a parameter without gradient stands still.
+        self.counts = [torch.zeros((), device=device) for _ in self.parameters] if config.name in ADAMS else []
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that must outlive a round when the optimiser is kept."""
+        named = {f"{kind}/{n}": t for kind, ts in self.moments.items() for n, t in zip(self.names, ts)}
+        return named | {f"count/{n}": t for n, t in zip(self.names, self.counts)}
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step; a parameter whose gradient is None is left alone, moments included."""
+        found = [(i, gradient) for i, gradient in enumerate(gradients) if gradient is not None]
+        if not found:
+            return
+        used = [i for i, _ in found]
+        grads = [_laid_out_like(gradient, self.parameters[i]) for i, gradient in found]
+        if self.config.clip is not None:
+            grads = clip_each(grads, [self.models[i] for i in used], self.config.clip)
+        parameters = [self.parameters[i] for i in used]
+        moments = [[self.moments[kind][i] for i in used] for kind in self.moments]
+        if self.config.name == "sgd":
+            torch._fused_sgd_(
+                parameters,
+                grads,
+                moments[0] if moments else [],
+                weight_decay=self.config.weight_decay,
+                momentum=self.config.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+        else:
+            counts = [self.counts[i] for i in used]
+            torch._foreach_add_(counts, 1)
+            ADAMS[self.config.name](
+                parameters,
+                grads,
+                moments[0],
+                moments[1],
+                [],
+                counts,
+                lr=self.lr,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                weight_decay=self.config.weight_decay,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def clip_each(gradients: list[Tensor], models: Sequence[str], largest: float) -> list[Tensor]:
+    """`clip_by_norm` of each model's gradients: how far one model moves says nothing of another."""
+    clipped = list(gradients)
+    for model in dict.fromkeys(models):
+        own = [place for place, name in enumerate(models) if name == model]
+        for place, gradient in zip(own, clip_by_norm([gradients[place] for place in own], largest)):
+            clipped[place] = gradient
+    return clipped
+
+
+def clip_by_norm(gradients: list[Tensor], largest: float) -> list[Tensor]:
+    """Scale all gradients together so that their joint norm is at most `largest`; no host sync."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor: Tensor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return list(torch._foreach_mul(gradients, factor))
+
+
+def _laid_out_like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which the fused kernels take for granted."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    layouts = zip(parameter.shape, gradient.stride(), parameter.stride())
+    if all(own == wanted for size, own, wanted in layouts if size > 1):  # how a single entry is laid out means nothing
+        return gradient.as_strided(parameter.shape, parameter.stride())
+    return torch.empty_like(parameter).copy_(gradient)

@@ -1,0 +1,68 @@
+"""What server and sites agree on before the first round: config, options, task, shape of the images, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from equipoise.contract.config import Config
+from equipoise.core.streams import stream
+from equipoise.data.federation import Federation
+from equipoise.nets import Net, build_net
+from equipoise.nets.kernels import quicken
+from equipoise.tasks.classification import Classification, Task
+
+if TYPE_CHECKING:
+    from equipoise.contract.method import Method
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What server and sites agree on before the first round; holds no data."""
+
+    config: Config
+    options: Any
+    task: Task
+    channels: int
+    image_size: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
+        """The setting of a run."""
+        task, options = Classification(federation.classes), method.options_of(config)
+        return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, whether or not a site has them all."""
+        return self.task.num_classes
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether nets run in bfloat16: where the config asks for it, on a GPU."""
+        return self.config.compute.precision == "bf16" and self.device.type == "cuda"
+
+    def precision(self, full: bool = False) -> torch.autocast:
+        """The context in which nets run; with `full` they run in float32 whatever the config asks for."""
+        return torch.autocast(self.device.type, torch.bfloat16, self.autocasts and not full, cache_enabled=False)
+
+    def new_net(self) -> Net:
+        """The configured net with the weights that every site and the server start from."""
+        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
+
+    def seeded(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()` under the named random stream, moved to the device: the same everywhere."""
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which would also restart the random streams of slots on a GPU.
+            torch.random.default_generator.manual_seed(stream(self.config.seed, "initial", name))
+            made = make().to(self.device)
+        if isinstance(made, nn.Module) and self.config.compute.channels_last:
+            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.autocasts:
+                quicken(made)
+        return made

@@ -1,0 +1,196 @@
+"""Payloads and states on disk: safetensors with plain values as JSON beside them, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.contract.protocol import Payload, Value, flatten, unflatten
+from equipoise.core.errors import FolderBusy, UserError, first_line
+from equipoise.core.storage import locked, replacing
+
+LONGEST_NAME = 120
+#: what marks a folder as a run's, or a pilot's
+OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot", "study.json"}
+
+#: what a run writes into its folder
+RUN_FILES = ("events.jsonl", "config.toml", "checkpoints", "sites", "models")
+
+#: what files that hold something else than they should show themselves by
+DAMAGE: tuple[type[Exception], ...] = (
+    FileNotFoundError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    SafetensorError,
+)
+
+
+def safe_name(name: str) -> str:
+    """A site's name as a file name; a very long one is cut and marked by its digest."""
+    quoted = quote(name, safe=" ()+,=@[]").replace(".", "%2E")
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    return f"{quoted[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Never write a run among somebody's other files."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out names the run's folder")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and not names & OURS:
+        raise UserError(f"{folder} is not empty and holds no run; choose another --out")
+
+
+def clear_run(folder: Path) -> None:
+    """Delete a run from its folder, and nothing else that lies there."""
+    for name in RUN_FILES:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def claimed_folder(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep a folder to one process at a time; with `wait` the others wait for it, else they get `FolderBusy`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as claim:
+        try:
+            claim.enter_context(locked(folder / ".lock", wait))
+        except BlockingIOError:
+            raise FolderBusy(f"another process is at work in {folder}") from None
+        yield
+
+
+def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
+    """Write a payload whole or not at all."""
+    tensors, plain = flatten(payload)
+    # Tensors that share memory, or lie strided, are refused by the format.
+    packed = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in packed.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
+            packed[name] = tensor.clone()
+        seen.add(packed[name].untyped_storage().data_ptr())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = json.dumps(plain)
+    try:
+        # To wait for the disk with every payload would cost each round; what a power cut spoils is found on reading.
+        with replacing(path, durable=False) as draft:
+            save_file(packed, draft, metadata={"plain": facts, "checksum": _checksum(packed, facts)})
+    except SafetensorError as problem:  # a full disk, above all
+        number = re.search(r"os error (\d+)", str(problem))
+        raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
+
+
+@contextlib.contextmanager
+def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Say what is damaged, and what to do, where what files hold cannot be used; `more` are further signs of it.
+
+    A device without memory, or a file that may not be read, is another matter, and no reason to delete anything.
+    """
+    try:
+        yield
+    except DAMAGE + more as problem:
+        raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
+
+
+def read_payload(path: Path) -> Payload:
+    """Read a payload back, whole.
+
+    Raises:
+        ValueError: for a file that does not hold what was written
+    """
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+        tensors = {name: _read(file, name) for name in file.keys()}  # noqa: SIM118
+    if "checksum" in facts and facts["checksum"] != _checksum(tensors, facts["plain"]):
+        raise ValueError(f"{path.name} does not hold what was written")
+    return unflatten(tensors, json.loads(facts["plain"]))
+
+
+def _checksum(tensors: Mapping[str, Tensor], plain: str) -> str:
+    """A number that changes with any damaged byte of tensors, which lie whole on the CPU, or of plain values."""
+    found = zlib.crc32(plain.encode())
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
+
+
+def _read(file: Any, name: str) -> Tensor:
+    """A tensor of an open file, in memory of its own.
+
+    The file's own bytes lie at any address, and some products of matrices round differently there: a resumed run would
+    part from an undisturbed one.
+    """
+    return file.get_tensor(name).clone()
+
+
+class _Entries(Mapping[str, Tensor]):
+    """A dict of tensors read one at a time from a payload file, which stays open meanwhile."""
+
+    def __init__(self, path: Path, prefix: str, names: list[str]):
+        self._file, self._prefix, self._names = safe_open(path, framework="pt"), prefix, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _read(self._file, self._prefix + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class SpilledPayload(Mapping[str, Any]):
+    """A payload that lies in a file; tensors are read when they are asked for."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with safe_open(path, framework="pt") as file:
+            self._plain = json.loads(file.metadata()["plain"])
+            names = list(file.keys())
+        self._groups: dict[str, list[str]] = {
+            name: [] for name, value in self._plain.items() if isinstance(value, dict)
+        }
+        self._single = []
+        for name in names:
+            head, slash, entry = name.partition("/")
+            if slash:
+                self._groups[head].append(entry)
+            else:
+                self._single.append(name)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._groups:
+            return _Entries(self.path, f"{name}/", self._groups[name])
+        if name in self._single:
+            with safe_open(self.path, framework="pt") as file:
+                return _read(file, name)
+        return self._plain[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._plain if name not in self._groups)
+        yield from self._groups
+        yield from self._single
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

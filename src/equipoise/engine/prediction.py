@@ -1,0 +1,150 @@
+"""Predictions of a finished run's models for new images."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from equipoise.contract.config import Config, parse_config
+from equipoise.contract.method import Batch, Client, Setting
+from equipoise.contract.protocol import Payload
+from equipoise.core.errors import UserError
+from equipoise.data.augment import build_augmentation, shades_of_grey
+from equipoise.data.raw import decode
+from equipoise.engine.events import first_event
+from equipoise.engine.payload_files import damage_named, read_payload, safe_name
+from equipoise.engine.states import KEPT
+from equipoise.methods import get_method, option_tables
+from equipoise.tasks.classification import Classification
+
+
+class Predictor(nn.Module):
+    """A run's selected model as one module: pixels, uint8 (n, channels, size, size), to probabilities (n, classes).
+
+    Its submodules are the client's, without those that take no part in a prediction (generators, other models).
+
+    Args:
+        view: which of the client's models predicts, "global" or "personal"
+        start: the run's first event, which holds what its data were like
+    """
+
+    def __init__(self, client: Client, view: str, start: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.classes: tuple[str, ...] = tuple(start["classes"])
+        self.size: int = start["image_size"]
+        self.channels: int = start["channels"]
+        self.config, self.view = client.config, view
+        self._client = client
+        self._augmentation = build_augmentation(client.config.augment, self.size, self.channels)
+        self.parts = nn.ModuleList(self._used(client.modules()))
+
+    def _used(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Those that are called, or of which a part is, when an image is classified."""
+        called: set[nn.Module] = set()
+        with register_module_forward_hook(lambda module, inputs, output: called.add(module)), torch.no_grad():
+            self(torch.zeros(1, self.channels, self.size, self.size, dtype=torch.uint8))
+        return [module for module in modules if not called.isdisjoint(module.modules())]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Probabilities (n, classes) of pixels (n, channels, size, size)."""
+        return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None))).softmax(1)
+
+
+def run_damage_named(run: Path) -> AbstractContextManager[None]:
+    """Says that a run is damaged where what it holds cannot be used; weights of another shape are a RuntimeError."""
+    return damage_named(f"the run in {run}", "take it from a copy, or train it again", RuntimeError)
+
+
+def load_predictor(run: Path, site: str | None = None) -> Predictor:
+    """The selected global model of a finished run, or a site's personal one, on the CPU."""
+    with run_damage_named(run):
+        return _load(run, site)
+
+
+def probabilities_of(predictor: Predictor, pixels: Tensor) -> Tensor:
+    """Probabilities (n, classes) of pixels (n, channels, size, size); a model that gives none is refused."""
+    with torch.no_grad():
+        probabilities = predictor(pixels)
+    if not torch.isfinite(probabilities).all():
+        raise UserError(
+            "the run's model does not predict: its outputs are not finite; training has diverged, train again with a "
+            "lower train.optimiser.lr"
+        )
+    return probabilities
+
+
+def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
+    """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
+    predictor = load_predictor(run, site)
+    pixels = torch.from_numpy(np.stack([_read(path, predictor.size, predictor.config) for path in images]))
+    return predictor.classes, probabilities_of(predictor, pixels)
+
+
+def _load(run: Path, site: str | None) -> Predictor:
+    if not run.is_dir():
+        raise UserError(f"{run}: no such run folder")
+    if not (run / "models" / "global.safetensors").exists():
+        raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
+    raw = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    config = parse_config(raw, option_tables(raw), str(run / "config.toml"))
+    start = first_event(run / "events.jsonl")
+    method = get_method(config.method)
+    setting = Setting(
+        config=config,
+        options=method.options_of(config),
+        task=Classification(start["classes"]),
+        channels=start["channels"],
+        image_size=start["image_size"],
+        device=torch.device("cpu"),
+    )
+    client = method.client_class(config)(setting)
+    view, personal = _model(run, site, client)
+    kept: Any = personal.pop(KEPT, None)
+    client.begin(read_payload(run / "models" / "global.safetensors") | personal, kept)
+    client.set_mode(False)
+    for tensor in client.tensors():
+        tensor.requires_grad_(False)
+    return Predictor(client, view, start).eval()
+
+
+def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
+    """Which view predicts, and what it needs besides the global model."""
+    views = client.views
+    if site is None:
+        if "global" not in views:
+            raise UserError(f"this method has only personal models; name a site with --site ({_sites_of(run)})")
+        return "global", {}
+    if "personal" in views and client.adapts():
+        raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
+    path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
+    if "personal" not in views or not path.exists():
+        known = _sites_of(run)
+        advice = f"there are those of {known}" if known else "leave --site out for the global one"
+        raise UserError(f"{run} has no personal model of site '{site}'; {advice}")
+    return "personal", read_payload(path)
+
+
+def _sites_of(run: Path) -> str:
+    """The names of the sites that have a personal model in a run."""
+    return ", ".join(sorted(unquote(path.stem) for path in (run / "models" / "personal").glob("*.safetensors")))
+
+
+def _read(path: Path, size: int, config: Config) -> np.ndarray:
+    if not path.is_file():
+        raise UserError(f"{path} is a folder: name its images" if path.is_dir() else f"{path}: no such image")
+    try:
+        pixels = decode(path.read_bytes(), size, config.data.crop)
+        if config.data.colour_constancy:  # as `data prepare` did to the images that the model learned from
+            pixels = shades_of_grey(torch.from_numpy(pixels)[None])[0].numpy()
+        return pixels
+    except Exception as problem:
+        raise UserError(f"{path} cannot be read as an image: {problem}") from None

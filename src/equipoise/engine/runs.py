@@ -1,0 +1,125 @@
+"""From a config to a finished run folder: what the command line, studies and tests call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.contract.config import Config, override, parse_config, read_raw
+from equipoise.core.errors import UserError
+from equipoise.core.table import dotted
+from equipoise.data import load_federation
+from equipoise.engine.loop import Observer, Run
+from equipoise.methods import all_options, get_method, method_names, option_tables
+
+#: images up to this size train the small net where the config names none
+SMALL_PIXELS = 64
+
+
+def make_config(source: str | None = None, settings: Sequence[str] = (), where: str = "", **top: Any) -> Config:
+    """A config from a preset or file, with top-level values and `key=value` settings over it.
+
+    A method's table may hold defaults for that method alone: under `[fednpr.npr]`, FedNPR gets a weight that the
+    methods it is compared with do not. All options of the method are in the config, so that it says what will be run
+    whatever the defaults of another version are.
+
+    Args:
+        where: what to call the config in messages
+    """
+    raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
+    name = str(raw.get("method", Config.model_fields["method"].default))
+    raw, own = _without_own_defaults(raw, name)
+    raw = _merged(_merged(get_method(name).defaults, own), raw)
+    set_here = "what the command line sets" if settings or any(value is not None for value in top.values()) else ""
+    where = where or " with ".join(text for text in (source, set_here) if text) or "config"
+    config = parse_config(raw, option_tables(raw), where)
+    options = all_options(name, config.methods.get(name, {}))
+    return config.model_copy(update={"methods": config.methods | ({name: options} if options else {})})
+
+
+def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse `key=value` settings that an option of the command line gives as well.
+
+    Args:
+        options: what options give, as tables; None where they give nothing
+    """
+    by_option = {key for key, value in dotted(options).items() if value is not None}
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key in by_option:
+            raise UserError(f"--set {setting}: an option of the command line gives {key}, too; leave one out")
+
+
+def refuse_idle_options(settings: Sequence[str], method: str) -> None:
+    """Refuse `key=value` settings that are options of a method which is not run."""
+    for setting in settings:
+        table = setting.partition(".")[0].strip()
+        if table in method_names() and table != method:
+            raise UserError(f"--set {setting}: the method is {method}, on which options of {table} have no effect")
+
+
+def _without_own_defaults(raw: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config without general tables inside those of methods, and the ones that were inside this method's."""
+    plain: dict[str, Any] = dict(raw)
+    own: dict[str, Any] = {}
+    for name in raw.keys() & set(method_names()):
+        if isinstance(raw[name], Mapping):
+            inner = {key: table for key, table in raw[name].items() if key in Config.model_fields}
+            options = {key: value for key, value in plain.pop(name).items() if key not in inner}
+            plain |= {name: options} if options else {}
+            own = inner if name == method else own
+    return plain, own
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """New values over old ones, table by table."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return dict(old) | {key: _merged(old.get(key), value) for key, value in new.items()}
+    return new
+
+
+def choose_device(wanted: str) -> str:
+    """The device that a name means; "auto" is the GPU where there is one."""
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UserError(f"compute.device = {wanted!r} is no device; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("compute.device = 'cuda', but this machine has no usable GPU; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"compute.device = {wanted!r}: only cpu and cuda are supported")
+    if device.index is not None and device.type == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise UserError(
+                f"compute.device = {wanted!r}, but this machine has {torch.cuda.device_count()} usable GPUs"
+            )
+        torch.cuda.set_device(device)  # streams, captures and kernels of our own go to the current one
+    return wanted
+
+
+def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A run that is ready to execute: data loaded, what the config leaves open decided by the data."""
+    device = choose_device(config.compute.device)
+    federation = load_federation(config.data, config.seed)
+    config = with_net(config, federation.image_size)
+    return Run(config, get_method(config.method), federation, folder, observers, device)
+
+
+def with_net(config: Config, image_size: int) -> Config:
+    """The config with a net that suits the images, where it names none."""
+    if "name" in config.net.model_fields_set:
+        return config
+    small = (config.augment.size or image_size) <= SMALL_PIXELS
+    net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
+    return config.model_copy(update={"net": net})
+
+
+def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:
+    """Run a config in a folder to the end; gives the folder."""
+    prepare_run(config, folder, observers).execute(resume)
+    return folder

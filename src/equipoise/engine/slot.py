@@ -1,0 +1,215 @@
+"""What happens at a site: one request is performed, from the message to the reply. Every engine uses this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.bulk import clone_all
+from equipoise.contract.method import Client
+from equipoise.contract.protocol import (
+    Diverged,
+    Evaluate,
+    Payload,
+    Scan,
+    Soundness,
+    Tensors,
+    Train,
+    Value,
+    Work,
+    check_payload,
+    flatten,
+    unflatten,
+)
+from equipoise.data.augment import Augmentation
+from equipoise.engine.training import (
+    EagerSteps,
+    Progress,
+    SiteData,
+    Steps,
+    amount,
+    evaluate,
+    logits_of,
+    scan,
+    train,
+)
+
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One action at one site.
+
+    Args:
+        index: position of the ask in its round; a site's draws differ from ask to ask
+        measure: parts on which to measure models: after the action, or as the whole of an evaluation
+        views: models to measure: global, personal
+        scores: whether to send each image's scores along, which stay within one machine
+        data: the place whose images models are measured on, if not the site's own
+    """
+
+    action: str
+    site: str
+    round: int
+    index: int = 0
+    measure: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    scores: bool = False
+    data: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of a request. `kept` is the site's next state, None where nothing is kept or changed."""
+
+    payload: Mapping[str, Value] = field(default_factory=dict)
+    kept: Tensors | None = None
+    measures: dict[str, Tensors] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+class Slot:
+    """A workplace: one client object that serves site after site."""
+
+    def __init__(self, client: Client, augmentation: Augmentation, run_step: Steps | None = None):
+        self.client = client
+        self.augmentation = augmentation
+        self.run_step = run_step or EagerSteps()
+        self._loss_sum = torch.zeros((), device=client.setting.device)
+
+    def perform(
+        self,
+        request: Request,
+        message: Mapping[str, Value],
+        kept: Mapping[str, Tensor] | None,
+        data: SiteData,
+        elsewhere: SiteData | None = None,
+    ) -> Generator[None, None, Outcome]:
+        """Perform a request; yields after each training step, and returns the outcome.
+
+        The site trains and adapts on its own `data`; models are measured there too, unless `elsewhere` is given.
+        """
+        client, began = self.client, time.perf_counter()
+        self._index, self._work, self._trainings = request.index, 0, 0
+        self._progress = Progress(self._loss_sum.zero_())
+        client.begin(message, kept)
+        client.site, client.round = request.site, request.round
+        client.occasion = ("evaluation",) if request.action == EVALUATE else ()
+        client.class_counts.copy_(data.class_counts)
+        factor = client.config.train.schedule.factor(max(request.round - 1, 0))
+        for phase in client.phases.values():
+            phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
+        try:
+            if request.action == EVALUATE:
+                outcome = Outcome(measures=(yield from self._measure(request, data, elsewhere or data, adapt=True)))
+            else:
+                outcome = yield from self._act(request, dict(message), data)
+        finally:
+            client.end()
+        outcome.facts["seconds"] = time.perf_counter() - began
+        return outcome
+
+    def _act(self, request: Request, message: Payload, data: SiteData) -> Generator[None, None, Outcome]:
+        client = self.client
+        action = getattr(client, request.action)(message)
+        payload = (yield from self._drive(action, data)) if isinstance(action, Generator) else action
+        where = f"{type(client).__name__}.{request.action}"
+        check_payload(payload, where)
+        undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
+        if undeclared:
+            raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
+        tensors, plain = flatten(payload)
+        reply = unflatten(cloned(tensors), plain)
+        next_state = cloned(client.kept())
+        soundness = Soundness(next_state)
+        if request.measure:
+            yield from self._drive(client.ready(), data)
+        measures = yield from self._measure(request, data, data, adapt=False)
+        yield from self._settle()
+        if entry := soundness.first_unfinite():
+            raise Diverged(f"{request.action}: '{entry.rstrip('/')}', which the site keeps, holds NaN or infinity")
+        facts: dict[str, float] = {}
+        if self._progress.samples:
+            facts = {
+                "loss": float(self._progress.loss_sum / self._progress.samples),
+                "examples": self._progress.samples,
+                "steps": self._progress.steps,
+            }
+        return Outcome(reply, next_state or None, measures, facts)
+
+    def _drive(self, action: Generator[Work, Any, Any], data: SiteData) -> Generator[None, None, Any]:
+        """Do each piece of work that a client's generator yields, and send it the result; returns what it returns."""
+        result: Any = None
+        while True:
+            try:
+                work = action.send(result)
+            except StopIteration as stop:
+                return stop.value
+            result = yield from self._do(work, data)
+
+    def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
+        """Run one piece of work that an action yielded."""
+        client = self.client
+        if isinstance(work, Train) and 0 in amount(work, client.config.train):
+            return None  # and it takes no random stream: later work draws as if it had not been yielded
+        self._work += 1
+        if isinstance(work, Train):
+            # Other work does not count: what is looked up before leaves the masks of training as they are.
+            self.run_step.seed(client.stream("dropout", self._index, self._trainings))
+            self._trainings += 1
+            yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
+            result: Any = None
+        elif isinstance(work, Scan):
+            result = scan(client, data[work.part], self.augmentation, work, self._index, self._work)
+        elif isinstance(work, Evaluate):
+            result = evaluate(client, data, self.augmentation, work, self._index, self._work)
+        else:
+            raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
+        yield from self._settle()
+        return result
+
+    def _settle(self) -> Generator[None, None, None]:
+        """Let other slots work until this one's results are there: reading them then stalls nobody."""
+        if self.client.setting.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                yield
+
+    def _measure(
+        self, request: Request, data: SiteData, measured: SiteData, adapt: bool
+    ) -> Generator[None, None, dict[str, Tensors]]:
+        """Counts of the asked views on the asked parts, by `view.part`; the global model before any adaptation."""
+        client, measures = self.client, {}
+        for view in request.views:
+            if view == "personal" and adapt:
+                yield from self._drive(client.adapt(), data)
+            for part in request.measure:
+                if measured.has(part):
+                    logits = logits_of(client, measured[part], self.augmentation, view)
+                    yield from self._settle()
+                    counts = client.setting.task.measure(logits, measured[part].labels)
+                    if request.scores:
+                        counts |= {"scores": logits.softmax(1).cpu(), "labels": measured[part].labels.cpu()}
+                    measures[f"{view}.{part}"] = counts
+        return measures
+
+
+def cloned(tensors: Tensors) -> Tensors:
+    """Copies that outlive what happens to the originals."""
+    return dict(zip(tensors, clone_all([tensor.detach() for tensor in tensors.values()])))
+
+
+def exhaust(work: Generator[None, None, Outcome]) -> Outcome:
+    """Run a request to its end at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return stop.value

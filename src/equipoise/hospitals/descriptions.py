@@ -1,0 +1,158 @@
+"""What a server knows of a site's data: class names, image size and numbers of images, never an image."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from equipoise.contract.config import validated
+from equipoise.core.errors import UserError
+from equipoise.core.table import Table
+from equipoise.data.assembly import missing_training
+from equipoise.data.federation import Federation, Site, Split
+from equipoise.data.splits import PARTS
+from equipoise.data.store import Store
+from equipoise.engine.checkpoint import fingerprint
+from equipoise.hospitals.parcels import digest_of
+
+#: a site that says it has more images than this in one part is not believed
+MOST_IMAGES = 50_000_000
+
+Counts = dict[str, list[NonNegativeInt]]
+LONGEST_TEXT = 500
+ShortText = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class Description(Table):
+    """What a site says of its data, checked before the server builds on it."""
+
+    site: ShortText
+    classes: list[ShortText] = Field(min_length=2, max_length=10_000)
+    image_size: PositiveInt = Field(le=1 << 14)
+    channels: PositiveInt = Field(le=64)
+    counts: Counts
+    common: dict[ShortText, Counts]
+    cohorts: dict[ShortText, Counts]
+    warnings: list[ShortText]
+    fingerprint: ShortText
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> Self:
+        for counts in (self.counts, *self.common.values(), *self.cohorts.values()):
+            for part, numbers in counts.items():
+                if part not in PARTS or len(numbers) != len(self.classes) or sum(numbers) > MOST_IMAGES:
+                    raise ValueError(f"the numbers of images in '{part}' cannot be right")
+        return self
+
+
+def read_description(site: str, raw: Any) -> dict[str, Any]:
+    """What a site said of its data, as a table that can be relied on."""
+    return validated(Description, raw, f"what {site} says of its data").model_dump()
+
+
+class ElsewhereStore(Store):
+    """Stands for images that lie in a hospital: they can be counted, not read."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def images(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Refuse: the images never leave the hospital."""
+        raise RuntimeError("these images lie at a site and cannot be read here")
+
+    def sample_digest(self, rows: np.ndarray) -> bytes:
+        """Nothing: the site's description has a fingerprint of its own."""
+        return b""
+
+
+def describe(name: str, federation: Federation) -> dict[str, Any]:
+    """A site's data in numbers; places that belong to no site (a common test set, cohorts) are told apart."""
+    own = {site.name: site for site in federation.sites}
+    if name not in own:
+        raise UserError(f"the data of {federation.name} has no site '{name}'; its sites: {', '.join(own)}")
+    size = len(federation.classes)
+    return {
+        "site": name,
+        "classes": list(federation.classes),
+        "image_size": federation.image_size,
+        "channels": federation.channels,
+        "counts": _counts(own[name], size),
+        "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
+        "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
+        "warnings": [textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...") for text in federation.warnings],
+        "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
+    }
+
+
+def _counts(site: Site, size: int) -> dict[str, list[int]]:
+    return {part: site.class_counts(size, part).tolist() for part in PARTS}
+
+
+def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> Federation:
+    """The federation that some descriptions make, in their order; sites must agree on classes and image size."""
+    first = descriptions[0]
+    for other in descriptions[1:]:
+        for key in ("classes", "image_size", "channels"):
+            if other[key] != first[key]:
+                raise UserError(
+                    f"sites disagree about {key}: {first['site']} has {first[key]}, {other['site']} has {other[key]}; "
+                    "agree on data.classes and data.size, and prepare the data again"
+                )
+    common, cohorts = _agreed_places(descriptions, "common"), _agreed_places(descriptions, "cohorts")
+    federation = Federation(
+        name=name,
+        classes=tuple(first["classes"]),
+        sites=tuple(_site(d["site"], d["counts"]) for d in descriptions),
+        image_size=int(first["image_size"]),
+        channels=int(first["channels"]),
+        common=next((_site(place, counts) for place, counts in common.items()), None),
+        cohorts=tuple(_site(place, counts) for place, counts in cohorts.items()),
+    )
+    told = (f"{d['site']}: {text}" for d in descriptions for text in d["warnings"])
+    return replace(federation, warnings=(*missing_training(federation), *told))
+
+
+def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    """Places that are no site, with their counts; sites that hold the same place must hold the same images."""
+    names, found = {d["site"] for d in descriptions}, dict[str, Any]()
+    for description in descriptions:
+        for place, counts in description[kind].items():
+            if place in names:
+                raise UserError(f"{description['site']} holds a test set called '{place}', which is a site's name")
+            if found.setdefault(place, counts) != counts:
+                raise UserError(f"{description['site']} holds other images of '{place}' than the sites before it")
+    return found
+
+
+def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many training images each site says it has."""
+    return {d["site"]: sum(d["counts"].get("train", ())) for d in descriptions}
+
+
+def digests(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Identifies what each site said of its data."""
+    return {d["site"]: digest_of(d) for d in descriptions}
+
+
+def hosts(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Which sites hold the images of each place that is no site."""
+    found: dict[str, list[str]] = {}
+    for description in descriptions:
+        for place in (*description["common"], *description["cohorts"]):
+            found.setdefault(place, []).append(description["site"])
+    return {place: tuple(sites) for place, sites in found.items()}
+
+
+def _site(name: str, counts: Mapping[str, Sequence[int]]) -> Site:
+    store, splits = ElsewhereStore(), {}
+    for part, numbers in counts.items():
+        labels = np.repeat(np.arange(len(numbers)), np.asarray(numbers, dtype=np.int64))
+        splits[part] = Split(store, np.arange(len(labels)), labels)
+    return Site(name, splits)

@@ -1,0 +1,297 @@
+"""A hospital's side of the conversation: one handler for every action, with the site's state on its own disk.
+
+A message is obeyed only if the coordinator signed it, the policy allows what the method would send, and the state it
+starts from is here. The reply and the next state are written before the reply leaves, so that a repeated message is
+answered from disk with the same bits; a version that the server never commits is deleted later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.config import Config, parse_config
+from equipoise.contract.method import Method, Setting
+from equipoise.contract.protocol import Diverged, Payload, SiteFailure
+from equipoise.core.errors import UserError
+from equipoise.core.storage import write_text
+from equipoise.core.version import __version__
+from equipoise.data import DataConfig
+from equipoise.data.federation import Federation
+from equipoise.engine.disclosure import DESCRIBE
+from equipoise.engine.local import all_sites, new_slot
+from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
+from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
+from equipoise.engine.states import KEPT, read_state, write_state
+from equipoise.engine.training import SiteData
+from equipoise.hospitals.descriptions import describe
+from equipoise.hospitals.exchange import PUBLISH
+from equipoise.hospitals.parcels import (
+    MissingTensors,
+    Parcel,
+    UnreadableParcel,
+    digest_of,
+    open_parcel,
+    prepare,
+    seal,
+    write_counts,
+)
+from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
+from equipoise.methods import get_method, option_tables
+
+log = logging.getLogger(__name__)
+#: what `equipoise predict` and `export` read of the data's settings
+PREPARATION = ("crop", "colour_constancy")
+
+
+class Refused(Exception):
+    """A message that this site does not obey; the text goes back to the server."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A method set up for one config."""
+
+    config: Config
+    method: Method
+    setting: Setting
+    slot: Slot
+
+
+class Office:
+    """Answers the parcels of one site.
+
+    Args:
+        site: the site's name
+        federation: what the site's data folder or manifest holds; only the site of this name is ever trained on
+        folder: where the site keeps states, stored replies and models
+        verify: raises UnreadableParcel unless the coordinator signed the parcel
+        data: how the site's images were prepared, which those that its models meet later must be, too
+    """
+
+    def __init__(
+        self,
+        site: str,
+        federation: Federation,
+        folder: Path,
+        policy: Policy,
+        device: str = "cpu",
+        verify: Callable[[Parcel], None] = lambda parcel: None,
+        data: DataConfig | None = None,
+    ):
+        self.site = site
+        self.places = {
+            name: place
+            for name, place in all_sites(federation).items()
+            if name == site or place not in federation.sites  # another hospital's images are none of our business
+        }
+        self.federation = federation
+        self.description = describe(site, federation)
+        self.folder = folder
+        self.policy = policy
+        self.device = device
+        self.verify = verify
+        self.prepared = {name: getattr(data, name) for name in PREPARATION} if data else {}
+        self._held: dict[str, Tensor] = {}
+        self._workplace: tuple[str, Workplace] | None = None
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """The reply to a parcel; what goes wrong here is told in words, without details of local files."""
+        try:
+            return self._answer(parcel)
+        except MissingTensors:
+            return _reply(lacks=True)
+        except Diverged as problem:
+            log.warning("not kept: %s", problem)
+            return _reply(error=str(problem), diverged=True)
+        except (Refused, SiteFailure, UnreadableParcel) as problem:
+            log.warning("refused: %s", problem)
+            return _reply(error=str(problem))
+        except OSError as problem:
+            log.exception("a message could not be answered")
+            what = os.strerror(problem.errno) if problem.errno else type(problem).__name__
+            return _reply(error=f"{what} at the site; its log says more")
+        except Exception as problem:
+            log.exception("a message could not be answered")
+            return _reply(error=f"{type(problem).__name__} at the site; its log says more")
+
+    def _answer(self, parcel: Parcel) -> Parcel:
+        self.verify(parcel)
+        message, self._held = open_parcel(parcel, self._held)
+        header = parcel.header
+        if header["action"] == DESCRIBE:
+            return self._describe(header)
+        work = self._work(header["config"])
+        _allow(self.policy, work.config.method, type(work.slot.client))
+        if header["described"].get(self.site, digest_of(self.description)) != digest_of(self.description):
+            raise Refused("this site's data is not what it was when the run began")
+        records = Records(self.folder / safe_name(header["run"]))
+        if header["action"] == PUBLISH:
+            return self._publish(work, records, header, message)
+        stored = records.reply(header) if header["version"] else None
+        if stored is None:
+            stored = self._perform(work, records, header, message)
+        log.info("answered '%s' of round %s", header["action"], header["round"])
+        return stored
+
+    def _describe(self, header: Mapping[str, Any]) -> Parcel:
+        if "config" in header:
+            _allow(self.policy, header["method"], _client(_parse(header["config"])))
+        return _reply(description=self.description, version=__version__)
+
+    def _work(self, text: str) -> Workplace:
+        """The workplace for a config; it stays while the config does."""
+        if self._workplace is None or self._workplace[0] != text:
+            config = _parse(text)
+            torch.set_num_threads(config.compute.threads)
+            method = get_method(config.method)
+            try:
+                setting = Setting.of(config, method, self.federation, self.device)
+                slot = new_slot(method, setting)
+            except UserError as problem:  # about a setting, or a file that the server's config names
+                raise Refused(str(problem)) from None
+            self._workplace = (text, Workplace(config, method, setting, slot))
+        return self._workplace[1]
+
+    def _perform(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
+        action, version = header["action"], header["version"]
+        if action not in (EVALUATE, "train", *work.slot.client.discloses):
+            raise Refused(f"'{work.config.method}' has no action '{action}'")
+        base = header["base"]
+        kept = records.state(base) if base else None
+        request = Request(
+            action=action,
+            site=header["site"],
+            round=int(header["round"]),
+            index=int(header["index"]),
+            measure=tuple(header["measure"]),
+            views=tuple(header["views"]),
+            data=header["data"],
+        )
+        elsewhere = self._data(work, request.data) if request.data else None
+        outcome = exhaust(work.slot.perform(request, message, kept, self._data(work, request.site), elsewhere))
+        if version:
+            records.tidy(header)
+            if outcome.kept is not None:
+                write_state(records.state_path(version), outcome.kept)
+        outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
+        reply = _outcome_parcel(outcome, header, kept=bool(version) and outcome.kept is not None)
+        if version:
+            records.write_reply(header, reply)
+        return reply
+
+    def _data(self, work: Workplace, place: str) -> SiteData:
+        if place not in self.places:
+            raise Refused(f"this is '{self.site}'; it has no images of '{place}'")
+        return SiteData(self.places[place], work.setting.num_classes, work.setting.device)
+
+    def _publish(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
+        """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""
+        if header["site"] != self.site:
+            raise Refused(f"this is '{self.site}', not '{header['site']}'")
+        models = records.folder / "models"
+        data = work.config.data.model_copy(update=self.prepared)
+        write_text(records.folder / "config.toml", work.config.model_copy(update={"data": data}).to_toml())
+        shape = {"classes": self.federation.classes, "image_size": self.federation.image_size}
+        start = {"event": "start", **shape, "channels": self.federation.channels}
+        write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")
+        write_payload(models / "global.safetensors", message)
+        if "personal" in work.slot.client.views:
+            kept: Payload = {KEPT: records.state(header["base"])} if header["base"] else {}
+            write_payload(models / "personal" / f"{safe_name(self.site)}.safetensors", message | kept)
+        shutil.rmtree(records.folder / "replies", ignore_errors=True)  # all rounds are over
+        return _outcome_parcel(Outcome(), header, kept=False)
+
+
+class Records:
+    """What a site has on disk of one run: versions of its state, and the replies of the round in progress."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def state_path(self, version: str) -> Path:
+        """Where a version of the state lies."""
+        return self.folder / "states" / f"{safe_name(version)}.safetensors"
+
+    def state(self, version: str) -> dict[str, Tensor]:
+        """A version of the site's state."""
+        try:
+            return read_state(self.state_path(version))
+        except FileNotFoundError:
+            raise Refused(f"the state {version} that this message starts from is not on this site's disk") from None
+        except DAMAGE:
+            raise Refused(f"the state {version} on this site's disk is damaged") from None
+
+    def reply(self, header: Mapping[str, Any]) -> Parcel | None:
+        """The stored reply to this very message, if it and the state that goes with it are here, undamaged."""
+        try:
+            stored = read_payload(self._reply_path(header))
+        except DAMAGE:
+            return None
+        text, tensors = str(stored["header"]), stored.get("tensors", {})
+        assert isinstance(tensors, dict)
+        if json.loads(text)["kept"] and not self.state_path(header["version"]).exists():
+            return None
+        return Parcel(text, tensors)
+
+    def write_reply(self, header: Mapping[str, Any], reply: Parcel) -> None:
+        """Store a reply until its round is over."""
+        write_payload(self._reply_path(header), {"header": reply.text, "tensors": reply.tensors})
+
+    def tidy(self, header: Mapping[str, Any]) -> None:
+        """Delete what neither this round nor a checkpoint of the server needs."""
+        now = f"{int(header['round']):05d}-"
+        wanted = {safe_name(version) for version in (*header["keep"], header["base"])}
+        for path in (self.folder / "states").glob("*"):  # also what a full disk left half-written
+            if path.name.removesuffix(".safetensors") not in wanted and not path.name.startswith(now):
+                path.unlink()
+        for path in (self.folder / "replies").glob("*"):
+            if not path.name.startswith(now):
+                path.unlink()
+
+    def _reply_path(self, header: Mapping[str, Any]) -> Path:
+        return self.folder / "replies" / f"{safe_name(header['version'])}-{safe_name(header['identity'])}.safetensors"
+
+
+def _parse(text: str) -> Config:
+    raw = tomllib.loads(text)
+    try:
+        return parse_config(raw, option_tables(raw), "the server's config")
+    except UserError as problem:
+        raise Refused(str(problem)) from None
+
+
+def _client(config: Config) -> type:
+    return get_method(config.method).client_class(config)
+
+
+def _allow(policy: Policy, method: str, client: type) -> None:
+    try:
+        check_policy(policy, method, client)
+    except UserError as problem:
+        raise Refused(str(problem)) from None
+
+
+def _reply(**fields: Any) -> Parcel:
+    return seal(prepare({}), **fields)
+
+
+def _outcome_parcel(outcome: Outcome, header: Mapping[str, Any], kept: bool) -> Parcel:
+    contents = prepare(outcome.payload, half=bool(header["half"]))
+    return seal(
+        contents,
+        identity=header["identity"],
+        kept=kept,
+        measures=write_counts(outcome.measures),
+        facts=outcome.facts,
+    )

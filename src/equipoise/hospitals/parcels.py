@@ -1,0 +1,157 @@
+"""What travels between a server and a site in another process: a JSON header, and tensors named by their digest.
+
+The header says which entry of the payload is which tensor, so tensors that the other side already holds need not
+travel, and a signature over the header vouches for the tensors too. There is no pickle on disk or wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.protocol import Payload, Tensors, Value, check_payload, flatten, unflatten
+
+#: changes whenever server and sites of two versions could misunderstand each other
+PROTOCOL = 3
+#: kinds of numbers that travel, by name
+KINDS = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool)
+}
+LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+class UnreadableParcel(Exception):
+    """A parcel that is damaged, or not what its header says."""
+
+
+class MissingTensors(Exception):
+    """A parcel leaves out tensors that the receiver does not hold (any more)."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A payload made ready to travel: what the header says about it, and its tensors by digest."""
+
+    entries: dict[str, dict[str, str]]
+    plain: dict[str, Any]
+    tensors: Tensors
+
+
+@dataclass
+class Parcel:
+    """One message or reply. `text` is the header as it was written (and signed)."""
+
+    text: str
+    tensors: Tensors = field(default_factory=dict)
+    signature: bytes = b""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The header's fields."""
+        try:
+            header = json.loads(self.text)
+        except (ValueError, RecursionError) as problem:
+            raise UnreadableParcel(f"its header is not JSON ({problem})") from None
+        if not isinstance(header, dict):
+            raise UnreadableParcel("its header is not a table")
+        return header
+
+    @property
+    def size(self) -> int:
+        """Bytes that travel."""
+        return len(self.text) + sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def without(self, known: Collection[str]) -> Parcel:
+        """The same parcel less the tensors that the receiver holds."""
+        return Parcel(self.text, {d: t for d, t in self.tensors.items() if d not in known}, self.signature)
+
+
+def prepare(payload: Mapping[str, Value], half: bool = False) -> Contents:
+    """Make a payload ready to travel; `half` rounds weights to half precision on the wire.
+
+    Weights are the float32 tensors of a dict (a model). Tensors that stand alone are counts, sums and prototypes:
+    they stay exact, as does a weight too large for half precision.
+    """
+    tensors, plain = flatten(payload)
+    entries, by_digest = {}, {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        packed = tensor.detach().cpu().contiguous()
+        if half and "/" in name and _fits_half(packed):
+            packed = packed.half()
+        digest = tensor_digest(packed)
+        entries[name] = {"digest": digest, "dtype": kind}
+        by_digest[digest] = packed
+    return Contents(entries, plain, by_digest)
+
+
+def seal(contents: Contents, **fields: Any) -> Parcel:
+    """A parcel with these header fields."""
+    header = {"protocol": PROTOCOL, "entries": contents.entries, "plain": contents.plain, **fields}
+    return Parcel(json.dumps(header, sort_keys=True), contents.tensors)
+
+
+def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tuple[Payload, Tensors]:
+    """The payload of a parcel, and all its tensors by digest; `held` are those that the receiver has from before.
+
+    Raises:
+        UnreadableParcel: when a tensor is not what the header says
+        MissingTensors: when one was left out that is not held
+    """
+    header = parcel.header
+    if header.get("protocol") != PROTOCOL:
+        raise UnreadableParcel(f"it speaks protocol {header.get('protocol')}, this side {PROTOCOL}")
+    for digest, tensor in parcel.tensors.items():
+        if tensor_digest(tensor) != digest:
+            raise UnreadableParcel("a tensor is not what the header says")
+    known = {**(held or {}), **parcel.tensors}
+    try:
+        wanted = {name: (entry["digest"], KINDS[entry["dtype"]]) for name, entry in header["entries"].items()}
+        missing = {digest for digest, _ in wanted.values()} - known.keys()
+        if missing:
+            raise MissingTensors(f"{len(missing)} tensors were left out that are not at hand")
+        tensors = {name: known[digest].to(dtype) for name, (digest, dtype) in wanted.items()}
+        payload = unflatten(tensors, header["plain"])
+        check_payload(payload, "a parcel")
+    except (KeyError, TypeError, AttributeError, AssertionError) as problem:
+        raise UnreadableParcel(f"its header is incomplete ({problem})") from None
+    return payload, {digest: known[digest] for digest, _ in wanted.values()}
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and (not tensor.numel() or bool(tensor.abs().max() <= LARGEST_HALF))
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Identifies a contiguous tensor on the host by dtype, shape and bytes."""
+    summary = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
+    summary.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return summary.hexdigest()
+
+
+def digest_of(fields: Mapping[str, Any]) -> str:
+    """Identifies plain values."""
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def write_counts(measures: Mapping[str, Tensors]) -> dict[str, Any]:
+    """Measured counts as plain values, exact to the last bit."""
+    return {
+        place: {name: [str(t.dtype).removeprefix("torch."), t.tolist()] for name, t in counts.items()}
+        for place, counts in measures.items()
+    }
+
+
+def read_counts(plain: Mapping[str, Any]) -> dict[str, Tensors]:
+    """The inverse of `write_counts`."""
+    return {
+        place: {name: torch.tensor(values, dtype=KINDS[kind]) for name, (kind, values) in counts.items()}
+        for place, counts in plain.items()
+    }

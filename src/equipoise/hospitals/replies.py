@@ -1,0 +1,63 @@
+"""What a reply from a site elsewhere must look like before anything of it is used: a site may be broken, or lie."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from equipoise.contract.protocol import Tensors
+from equipoise.hospitals.parcels import KINDS, UnreadableParcel
+from equipoise.tasks.classification import Task
+
+#: what a site may tell about its work, besides counts
+FACTS = ("loss", "examples", "steps", "seconds")
+#: characters of a site's own words that are passed on
+LONGEST_WORDS = 500
+
+
+def words_of(error: Any) -> str:
+    """What a site says went wrong, cut to a sensible length."""
+    return str(error)[:LONGEST_WORDS]
+
+
+def count_template(task: Task) -> Tensors:
+    """Counts of the kinds and shapes that sites measure."""
+    return task.measure(torch.zeros(1, task.num_classes), torch.zeros(1, dtype=torch.int64))
+
+
+def read_noted(header: Mapping[str, Any], measured: Collection[str], template: Tensors) -> dict[str, Any]:
+    """The part of a reply's header that is kept: whether the site wrote a state, its counts, facts of its work.
+
+    Args:
+        measured: what the site was asked to measure, as `view.part`
+        template: counts as they should look
+
+    Raises:
+        UnreadableParcel: when something is missing or not what it should be
+    """
+    try:
+        facts, measures, kept = header["facts"], header["measures"], header["kept"]
+        stranger = next((place for place in measures if place not in measured), None)
+        if stranger is not None:
+            raise UnreadableParcel(f"it measured '{stranger[:LONGEST_WORDS]}', which nobody asked for")
+        for place, counts in measures.items():
+            _check_counts(place, counts, template)
+        for name, value in facts.items():
+            if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
+                raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no fact that a site tells")
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as problem:
+        raise UnreadableParcel(f"it is incomplete ({type(problem).__name__}: {words_of(problem)})") from None
+    return {"kept": bool(kept), "measures": measures, "facts": facts}
+
+
+def _check_counts(place: str, counts: Mapping[str, Any], template: Tensors) -> None:
+    if counts.keys() != template.keys():
+        raise UnreadableParcel(f"the counts of '{place}' are {', '.join(counts)[:LONGEST_WORDS]}")
+    for name, (kind, values) in counts.items():
+        tensor, expected = torch.tensor(values, dtype=KINDS[kind]), template[name]
+        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+            raise UnreadableParcel(f"'{name}' of '{place}' is {tuple(tensor.shape)} of {tensor.dtype}")
+        if not tensor.is_floating_point() and bool((tensor < 0).any()):
+            raise UnreadableParcel(f"'{name}' of '{place}' counts fewer than no images")

@@ -1,0 +1,39 @@
+"""Class concepts in words: prompts, text encoders, and the banks of embeddings that FedBM's classifier is made of."""
+
+from typing import TYPE_CHECKING
+
+from equipoise.core.lazy import on_demand
+
+if TYPE_CHECKING:
+    from equipoise.nets.concepts.bank import (
+        ConceptBank,
+        bank_file,
+        bank_folders,
+        build_bank,
+        dataset_key,
+        find_bank,
+        load_bank,
+        stored_banks,
+    )
+    from equipoise.nets.concepts.encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
+    from equipoise.nets.concepts.prompts import WORDINGS, Wording, read_wording, wording_of
+
+__all__ = [
+    "DEFAULT_ENCODER",
+    "WORDINGS",
+    "ConceptBank",
+    "TextEncoder",
+    "Wording",
+    "bank_file",
+    "bank_folders",
+    "build_bank",
+    "dataset_key",
+    "find_bank",
+    "load_bank",
+    "load_encoder",
+    "read_wording",
+    "stored_banks",
+    "wording_of",
+]
+
+__getattr__ = on_demand(__name__, __all__, "prompts", "encoders", "bank")

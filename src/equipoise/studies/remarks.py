@@ -1,0 +1,70 @@
+"""What a reader of a study has to know besides its scores: warnings of the runs, and which runs are still lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equipoise.data.splits import SHARED
+from equipoise.report.record import RunRecord
+from equipoise.report.summary import left_out
+from equipoise.studies.grid import grid
+from equipoise.studies.results import StudyResults
+from equipoise.studies.rows import RowResult, RunResult, holders
+
+LEFT_OUT = "was left out of round"
+
+
+def warnings(rows: Sequence[RowResult]) -> list[str]:
+    """The warnings of all runs of these rows, each text once, after the runs that it holds for."""
+    found: dict[str, list[RunResult]] = {}
+    for run in (run for row in rows for run in row.runs):
+        for text in (*run.record.warnings, *_absences(run.record)):
+            found.setdefault(text, []).append(run)
+    whose = {text: holders(rows, runs) for text, runs in found.items()}
+    return [f"{who[0].upper() + who[1:] if who == 'all runs' else who}: {text}" for text, who in whose.items()]
+
+
+def caveats(rows: Sequence[RowResult]) -> list[str]:
+    """Those of the warnings that stand under a table: of groups shared between training and evaluation, and of sites
+    that were left out of rounds."""
+    return [text for text in warnings(rows) if SHARED in text or LEFT_OUT in text]
+
+
+def _absences(record: RunRecord) -> list[str]:
+    return [f"{site} {LEFT_OUT} {rounds}: {why}" for site, rounds, why in left_out(record)]
+
+
+def _seeds(results: StudyResults) -> dict[tuple[str, str], set[int]]:
+    """The seeds that the file plans for each data set and row, without what it keeps for the full grid."""
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for cell in grid(results.study, results.folder):
+        seeds.setdefault((cell.data.name if cell.data else "", cell.row.name), set()).add(cell.seed)
+    return seeds
+
+
+def not_run(results: StudyResults) -> list[str]:
+    """What the first wave lacks: rows without a finished run, and seeds of others, less the runs already begun."""
+    seeds, found = _seeds(results), []
+    for row in results.rows:
+        planned = seeds.get((row.data, row.row.name), set())
+        named = {*results.unfinished, *results.damaged}
+        begun = {seed for seed in planned if f"{row.full_name}-seed{seed}" in named}
+        open_seeds = sorted(planned - begun - {run.cell.seed for run in row.runs})
+        if planned and not row.runs and open_seeds:
+            found.append(row.full_name)
+        elif open_seeds:
+            kind = "seed" if len(open_seeds) == 1 else "seeds"
+            found.append(f"{row.full_name} ({kind} {', '.join(map(str, open_seeds))})")
+    return found
+
+
+def later(results: StudyResults) -> list[str]:
+    """Rows that the file keeps for the full grid and that have no run."""
+    seeds = _seeds(results)
+    return [row.full_name for row in results.rows if not row.runs and (row.data, row.row.name) not in seeds]
+
+
+def runs_lacking(results: StudyResults) -> int:
+    """How many runs are not finished: those of the first wave, and others that were begun."""
+    finished = {run.cell.label for run in results.runs}
+    return len({cell.label for cell in grid(results.study, results.folder)} - finished | set(results.unfinished))
