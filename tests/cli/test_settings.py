@@ -16,7 +16,7 @@ from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
 from equipoise.methods import get_method, method_names
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

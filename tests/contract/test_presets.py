@@ -55,7 +55,7 @@ def test_fedbm_begins_at_the_papers_rate_and_decays_by_the_round():
 
 # ---- what the documentation names ------------------------------------------------------------------------------
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -42,7 +42,7 @@ from equipoise.studies.summary import summary
 from equipoise.studies.table import tables_of
 from harness import all_state, assert_same_bits, events
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 TINY = {

@@ -30,7 +30,7 @@ from equipoise.studies.summary import summary
 from equipoise.studies.table import decimals, side_tables, tables_of, tables_to_come
 from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LEAK = "the authors split of ham10000 is not clean: 641 of 1868 test groups are also in train"
 DATA = [{"name": "first"}, {"name": "second"}]
 ROWS = [{"name": name, "method": name, "seeds": [1]} for name in SCORES]
