@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from equipoise import methods
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 from equipoise.engine import runs
 from equipoise.engine.disclosure import POOLED, disclosure_sheet, widest_sheet
 from equipoise.methods import get_method, method_names

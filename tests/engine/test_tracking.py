@@ -16,7 +16,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 from equipoise.contract.config import override
 from equipoise.core.version import __version__
 from equipoise.engine import tracking

@@ -6,7 +6,7 @@ import sys
 
 from flwr.superlink.grid import http_grid
 
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 
 push_objects = http_grid.push_objects
 sent = {"messages": 0}

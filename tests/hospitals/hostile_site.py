@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 from equipoise.hospitals import office, site
 
 perform, to_records = office.Office._perform, site.to_records

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 from equipoise.hospitals import office
 
 perform = office.Office._perform

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from equipoise.cli.app import app as cli
+from equipoise.cli import app as cli
 from equipoise.contract.config import override
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.studies import database
