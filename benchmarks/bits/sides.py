@@ -30,7 +30,7 @@ class Failed(Exception):
 
 def git(repository: Path, *arguments: str) -> bytes:
     """The output of a git command."""
-    done = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True)
+    done = subprocess.run(["git", "-C", str(repository), *arguments], check=False, capture_output=True)
     if done.returncode:
         raise Failed(f"git {' '.join(arguments)}: {done.stderr.decode().strip()}")
     return done.stdout
