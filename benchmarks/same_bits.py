@@ -32,6 +32,8 @@ from bits.sides import Failed, Side, Source, checked_out, machine, running
 
 HERE = Path(__file__).resolve().parents[1]
 WAYS = ("one", "workers", "resumed", "continued", "spawned")
+#: the exit status of a command line that Equipoise refuses
+REFUSED = 2
 #: what a run that stopped in its third round would not have
 LATER = ("checkpoints/round-00003", "models", "report.html", "report.csv", "report.tex")
 SHOWN = 12
@@ -65,8 +67,8 @@ class Comparison:
         if not ended.exists():
             shutil.rmtree(folder, ignore_errors=True)
             status, text = self.old.run(*case.arguments, "--out", folder).result()
-            if status not in (0, 2):
-                raise Failed(f"{self.old.source.title} fails at {case.name}:\n{text}")
+            if status not in (0, REFUSED):
+                print(f"{case.name}: {self.old.source.title} fails with status {status}: {text[-2000:]}", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
             ended.write_text(str(status))
         return folder, int(ended.read_text())
@@ -76,8 +78,7 @@ class Comparison:
         reference, expected = self.reference(case)
         folder = self.scratch / "new" / case.slug
         found: list[str] = []
-        if expected:
-            self.refused += 1
+        self.refused += expected == REFUSED
         for way in self.ways if not expected else self.ways[:1]:
             lines = list(self._way(case, way, reference, expected, folder))
             self.total += 1
@@ -101,7 +102,7 @@ class Comparison:
             cut(straight, own)
             command.append("--resume")
         status, text = self.new.run(*command, spawn=way == "spawned").result()
-        if status != expected:
+        if status != expected or status not in (0, REFUSED):
             yield f"exit status {expected} has become {status}: {' '.join(text.split())[-400:]}"
         elif not expected:
             self.tensors += count(reference)

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -114,11 +114,9 @@ class Side:
     """A source with some processes, which take jobs as they become free."""
 
     def __init__(self, source: Source, log: Path, processes: int):
-        self.source = source
+        self.source, self._log = source, log
         self._free: Queue[Process] = Queue()
-        self._all = [Process(source, log) for _ in range(processes)]
-        for process in self._all:
-            self._free.put(process)
+        self._all: list[Process] = []
         self._threads = ThreadPoolExecutor(processes)
 
     def run(self, *arguments: str | Path, spawn: bool = False) -> Future[tuple[int, str]]:
@@ -138,13 +136,21 @@ class Side:
 
     def _submit(self, job: dict[str, Any]) -> Future[tuple[int, str]]:
         def perform() -> tuple[int, str]:
-            process = self._free.get()
+            process = self._idle()
             try:
                 return process.ask(job)
             finally:
                 self._free.put(process)
 
         return self._threads.submit(perform)
+
+    def _idle(self) -> Process:
+        """A process that has nothing to do; there are never more than threads that ask for one."""
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            self._all.append(Process(self.source, self._log))
+            return self._all[-1]
 
     def close(self) -> None:
         """End the processes."""
