@@ -1,0 +1,144 @@
+"""Two run folders side by side: every tensor bit for bit, every score as it was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: what is measured with a clock, or told of the day and the version
+UNSTEADY = {"seconds", "time", "version"}
+#: events whose fields are results; the others tell how a run went
+RESULTS = ("round", "evaluation", "selection", "final")
+#: numbers that numpy has no name for, by their bytes
+KINDS = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as it lies in a file."""
+
+    kind: str
+    shape: tuple[int, ...]
+    content: bytes
+
+    def differs(self, other: Tensor) -> str:
+        """How another tensor differs; nothing where every bit is the same."""
+        if (self.kind, self.shape) != (other.kind, other.shape):
+            return f"{self.kind} {list(self.shape)} has become {other.kind} {list(other.shape)}"
+        if self.content == other.content:
+            return ""
+        first, second = self._numbers(), other._numbers()
+        gap = np.abs(second - first)
+        return f"{int((gap != 0).sum())} of {gap.size} numbers differ, at most by {np.nanmax(gap):.3g}"
+
+    def _numbers(self) -> np.ndarray:
+        if self.kind == "BF16":  # the upper half of a float32
+            halves = np.frombuffer(self.content, np.uint16).astype(np.uint32) << 16
+            return halves.view(np.float32).astype(np.float64)
+        return np.frombuffer(self.content, KINDS.get(self.kind, np.uint8)).astype(np.float64)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of a safetensors file, and the plain values beside them."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    plain = json.loads(header.pop("__metadata__", {}).get("plain", "null"))
+    body = memoryview(content)[8 + size :]
+    tensors = {
+        name: Tensor(entry["dtype"], tuple(entry["shape"]), bytes(body[slice(*entry["data_offsets"])]))
+        for name, entry in header.items()
+    }
+    return tensors, plain
+
+
+def differences(old: Path, new: Path) -> Iterator[str]:
+    """All in which two finished runs differ, a line each."""
+    yield from _files(_tensor_files(old), _tensor_files(new))
+    for name in sorted(_checkpoints(old) & _checkpoints(new)):
+        was, now = (_manifest(folder, name) for folder in (old, new))
+        yield from _values(was, now, f"{name}/manifest.json")
+    yield from _values(results(old), results(new), "events.jsonl")
+
+
+def count(folder: Path) -> int:
+    """How many tensors a run left."""
+    return sum(len(read_tensors(path)[0]) for path in _tensor_files(folder).values())
+
+
+def _files(old: Mapping[str, Path], new: Mapping[str, Path]) -> Iterator[str]:
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old or name not in new:
+            yield f"{name}: only the {'old' if name in old else 'new'} run has it"
+            continue
+        (before, plain_before), (after, plain_after) = read_tensors(old[name]), read_tensors(new[name])
+        for tensor in sorted(before.keys() | after.keys()):
+            if tensor not in before or tensor not in after:
+                yield f"{name}: only the {'old' if tensor in before else 'new'} run has {tensor}"
+            elif how := before[tensor].differs(after[tensor]):
+                yield f"{name}: {tensor}: {how}"
+        yield from _values(plain_before, plain_after, f"{name} (plain values)")
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """The files with tensors, by their place in the folder."""
+    places = ("checkpoints", "sites", "models")
+    paths = (path for place in places for path in sorted((folder / place).rglob("*.safetensors")))
+    return {str(path.relative_to(folder)): path for path in paths}
+
+
+def _checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").glob("round-*")}
+
+
+def _manifest(folder: Path, name: str) -> dict[str, Any]:
+    """What a checkpoint says, without bytes of the log and the time."""
+    found = json.loads((folder / "checkpoints" / name / "manifest.json").read_bytes())
+    return {key: value for key, value in found.items() if key not in UNSTEADY | {"events"}}
+
+
+def results(folder: Path) -> list[Any]:
+    """The events of a run that tell results."""
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return [_steady(event) for event in events if event["event"] in RESULTS]
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _steady(entry) for key, entry in value.items() if key not in UNSTEADY}
+    if isinstance(value, list):
+        return [_steady(entry) for entry in value]
+    return value
+
+
+def _values(old: Any, new: Any, where: str) -> Iterator[str]:
+    """In which entries two nested values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from _values(old.get(key, "nothing"), new.get(key, "nothing"), f"{where}: {key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (before, after) in enumerate(zip(old, new)):
+            yield from _values(before, after, f"{where}: {number + 1}")
+    elif old != new:
+        yield f"{where}: {_short(old)} has become {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 80 else f"{text[:77]}..."

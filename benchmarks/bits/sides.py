@@ -1,0 +1,169 @@
+"""A commit, or a folder with uncommitted work, and the processes that run its command lines."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+#: one thread a process, as the engine's workers have; wide terminals cut no table; tests of colour would differ
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+class Failed(Exception):
+    """The comparison itself cannot go on."""
+
+
+def git(repository: Path, *arguments: str) -> bytes:
+    """The output of a git command."""
+    done = subprocess.run(["git", "-C", str(repository), *arguments], check=False, capture_output=True)
+    if done.returncode:
+        raise Failed(f"git {' '.join(arguments)}: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one side."""
+
+    root: Path
+    title: str
+    #: the commit; empty for a folder, whose content may change
+    commit: str = ""
+
+    @property
+    def studies(self) -> list[Path]:
+        """The studies that come with the package, wherever it keeps them."""
+        found = sorted((self.root / "src").glob("**/studies/*.toml"))
+        if not found:
+            raise Failed(f"{self.title} has no studies to take switches from")
+        return found
+
+
+def checked_out(name: str, repository: Path, scratch: Path) -> Source:
+    """A revision's files in a folder of their own; a path is taken as it is."""
+    if Path(name).is_dir():
+        return Source(Path(name).resolve(), str(Path(name)))
+    commit = git(repository, "rev-parse", "--verify", f"{name}^{{commit}}").decode().strip()
+    folder = scratch / f"source-{commit[:12]}"
+    if not folder.exists():
+        with tarfile.open(fileobj=io.BytesIO(git(repository, "archive", commit))) as archive:
+            archive.extractall(folder, filter="data")
+    return Source(folder, f"{name} ({commit[:10]})", commit)
+
+
+def machine() -> str:
+    """Identifies all that decides bits besides the code: the processor, the system and the libraries."""
+    processors = Path("/proc/cpuinfo")
+    lines = processors.read_text().splitlines() if processors.exists() else []
+    model = next((line for line in lines if line.startswith("model name")), platform.processor())
+    known = [model, platform.system(), platform.machine(), platform.python_version()]
+    known += [f"{name} {version(name)}" for name in ("torch", "numpy", "pillow", "scipy")]
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:12]
+
+
+class Process:
+    """A process that runs command lines of one side, one after the other."""
+
+    def __init__(self, source: Source, log: Path):
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(source.root / "src")}
+        self._log = log.open("ab")
+        self._child = subprocess.Popen(
+            [sys.executable, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            cwd=log.parent,
+            text=True,
+        )
+
+    def ask(self, job: dict[str, Any]) -> tuple[int, str]:
+        """Exit status and output of a job."""
+        assert self._child.stdin and self._child.stdout
+        print(json.dumps(job), file=self._child.stdin, flush=True)
+        answer = self._child.stdout.readline()
+        if not answer:
+            raise Failed(f"the process of a commit ended during {job}; its last words are in {self._log.name}")
+        found = json.loads(answer)
+        return found["status"], found["text"]
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._child.stdin
+        self._child.stdin.close()
+        self._child.wait()
+        self._log.close()
+
+
+class Side:
+    """A source with some processes, which take jobs as they become free."""
+
+    def __init__(self, source: Source, log: Path, processes: int):
+        self.source, self._log = source, log
+        self._free: Queue[Process] = Queue()
+        self._all: list[Process] = []
+        self._threads = ThreadPoolExecutor(processes)
+
+    def run(self, *arguments: str | Path, spawn: bool = False) -> Future[tuple[int, str]]:
+        """A command line: its exit status and output, later."""
+        return self._submit({"argv": [str(argument) for argument in arguments], "spawn": spawn})
+
+    def exported(self, model: Path, pixels: Path) -> Future[tuple[int, str]]:
+        """What an exported model says of images, later."""
+        return self._submit({"exported": [str(model), str(pixels)]})
+
+    def said(self, *arguments: str | Path) -> str:
+        """The output of a command line that has to succeed."""
+        status, text = self.run(*arguments).result()
+        if status:
+            raise Failed(f"{self.source.title}: `equipoise {' '.join(map(str, arguments))}` failed:\n{text}")
+        return text
+
+    def _submit(self, job: dict[str, Any]) -> Future[tuple[int, str]]:
+        def perform() -> tuple[int, str]:
+            process = self._idle()
+            try:
+                return process.ask(job)
+            finally:
+                self._free.put(process)
+
+        return self._threads.submit(perform)
+
+    def _idle(self) -> Process:
+        """A process that has nothing to do; there are never more than threads that ask for one."""
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            self._all.append(Process(self.source, self._log))
+            return self._all[-1]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._all:
+            process.close()
+
+
+@contextlib.contextmanager
+def running(source: Source, log: Path, processes: int) -> Iterator[Side]:
+    """A side whose processes end with the block."""
+    side = Side(source, log, processes)
+    try:
+        yield side
+    finally:
+        side.close()
