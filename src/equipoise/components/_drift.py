@@ -1,17 +1,21 @@
-"""What methods against client drift share (FedProx, SCAFFOLD, FedDyn): a tensor beside each parameter of the net, terms
-that are added to gradients, and a server that knows what all sites together weigh."""
+"""Shared by components against client drift: a tensor beside each parameter, terms that are added to gradients, and a
+server that knows what all sites together weigh."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.components._merging import site_weights
-from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Replies
+from equipoise.contract.client import Gradients
+from equipoise.contract.component import ServerSide, Sheet, SiteSide
+from equipoise.contract.protocol import Conversation, Payload, Replies
+
+#: what a site tells once, where sites count by size
+COUNT_DISCLOSURE: Sheet = {"count": {"examples": "number of local training images (where train.aggregation is size)"}}
 
 
 def beside(net: nn.Module) -> nn.Module:
@@ -28,23 +32,22 @@ def beside(net: nn.Module) -> nn.Module:
     return zeros
 
 
-def added(gradients: list[Tensor | None], terms: Sequence[Tensor], scale: float = 1.0) -> list[Tensor | None]:
-    """gradients + scale * terms; a parameter without a gradient does not move, and needs no term."""
-    pairs = [(gradient, term) for gradient, term in zip(gradients, terms) if gradient is not None]
+def added(gradients: Gradients, parameters: Iterable[Tensor], terms: Sequence[Tensor], scale: float = 1.0) -> Gradients:
+    """Gradients + scale * terms, a term for each parameter; one without a gradient does not move, and needs no term."""
+    pairs = [(parameter, term) for parameter, term in zip(parameters, terms, strict=True) if parameter in gradients]
     if not pairs:
         return gradients
-    sums = iter(torch._foreach_add([g for g, _ in pairs], [t for _, t in pairs], alpha=scale))
-    return [None if gradient is None else next(sums) for gradient in gradients]
+    sums = torch._foreach_add([gradients[p] for p, _ in pairs], [term for _, term in pairs], alpha=scale)
+    return gradients | {parameter: total for (parameter, _), total in zip(pairs, sums)}
 
 
-class RosterServer(FedAvgServer):
+class RosterServer(ServerSide):
     """Weighs all sites once: what they keep goes into the server's state by the share of those that took part."""
 
     def start(self, roster: Sequence[str]) -> Conversation:
-        yield from super().start(roster)
         self.state.all_weights = float(len(roster))
-        if self.setting.config.train.aggregation == "size":
-            counted = yield Ask("count", roster)
+        if self.weighting == "size":
+            counted = yield self.ask("count", roster)
             self.state.all_weights = sum(site_weights(counted))
 
     def participation(self, replies: Replies) -> float:
@@ -53,50 +56,36 @@ class RosterServer(FedAvgServer):
         The mean of a change over the sites that answered, times this, is its mean over all sites, for the others
         have not changed.
         """
-        return sum(site_weights(replies, self.setting.config.train.aggregation)) / self.state.all_weights
+        return sum(site_weights(replies, self.weighting)) / self.state.all_weights
 
 
-class RosterClient(FedAvgClient):
+class RosterSite(SiteSide):
     """Tells its size before the first round, where sites count by size."""
-
-    discloses: ClassVar[dict[str, dict[str, str]]] = {
-        **FedAvgClient.discloses,
-        "count": {"examples": "number of local training images (where train.aggregation is size)"},
-    }
 
     def count(self, message: Payload) -> Payload:
         """The number of local training images."""
         return {"examples": int(self.class_counts.sum())}
 
 
-class AnchoredClient(FedAvgClient):
+class AnchoredSite(SiteSide):
     """Minimises loss + pull/2 |w - anchor|^2; the anchor is what the net held when it came."""
 
-    @property
-    def pull(self) -> float:
-        """Strength of the pull; at 0 there is no anchor at all."""
-        raise NotImplementedError
+    pull: float
 
     def build(self) -> None:
-        super().build()
-        if self.pull:
-            self.anchor = beside(self.net)
-            self.scratch("anchor", self.anchor)
+        self.anchor = beside(self.client.net)
+        self.scratch("anchor", self.anchor)
 
-    def train(self, message: Payload) -> Action:
-        if self.pull:
-            self.set_anchor()
-        return (yield from super().train(message))
-
-    def set_anchor(self) -> None:
-        """Before training: the anchor is the received net."""
-        self.copy(self.net, self.anchor)
+    def begin(self, message: Payload) -> Any:
+        self.client.copy(self.client.net, self.anchor)
+        yield from ()
 
     @torch.no_grad()
     def drift(self) -> list[Tensor]:
         """w - anchor, for each parameter."""
-        return list(torch._foreach_sub(list(self.net.parameters()), list(self.anchor.buffers())))
+        weights: list[Tensor] = list(self.client.net.parameters())
+        return list(torch._foreach_sub(weights, list(self.anchor.buffers())))
 
-    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    def adjust(self, gradients: Gradients) -> Gradients:
         """The pull's gradient on top: as a loss term it would cost a longer backward pass."""
-        return added(gradients, self.drift(), self.pull) if self.pull else gradients
+        return added(gradients, self.client.net.parameters(), self.drift(), self.pull)

@@ -13,24 +13,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.components._fedbm_parts import Parts
 from equipoise.contract.config import OptimiserConfig
-from equipoise.contract.method import Setting
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.repeat import Repeated
+from equipoise.contract.setting import Setting
+from equipoise.data.augment import build_augmentation
+from equipoise.data.augment.draws import WHITE
 from equipoise.losses import diversity, norm_statistics_gap
+from equipoise.nets import Net
+from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
+from equipoise.nets.generator import ConditionalGenerator
 from equipoise.nets.kernels.moments import channel_moments, quick_moments_kernels
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
 BETAS = (0.5, 0.999)  # of Adam
 
 
+class Parts:
+    """Codes and generator in their first state, and on the server the net and classifier that they train against."""
+
+    net: Net
+    classifier: ConceptClassifier | None = None  # none: the net's own logits count
+
+    def __init__(self, setting: Setting, options: Any):
+        augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
+        self.normalise = augmentation.plain.normalise
+        embeddings = options.embeddings(setting)
+        text, width = options.condition == "text", embeddings.shape[-1]
+        self.codes = ConditionCodes.of_texts(embeddings) if text else ConditionCodes.gaussian(embeddings)
+        self.generator = setting.seeded(
+            "generator",
+            lambda: ConditionalGenerator(width, augmentation.size, setting.channels, options.generator_width),
+        )
+
+    def show(self, images: Tensor) -> Tensor:
+        """Generated images (B, C, H, W), from 0 to 1, normalised as real ones are."""
+        return self.normalise(WHITE * images)
+
+
 class GeneratorTraining:
     """Trains the generator of some parts against their net, the teacher, which stands still."""
 
-    def __init__(self, parts: Parts, setting: Setting):
+    def __init__(self, parts: Parts, setting: Setting, options: Any):
         self.parts = parts
-        self.options = setting.options
+        self.options = options
         self.precision = setting.precision
         self.num_classes = setting.num_classes
         self.random = torch.Generator(device=setting.device)
@@ -68,7 +94,8 @@ class GeneratorTraining:
         shown = parts.show(jittered(images[None], self.random)[0])
         with norm_inputs(parts.net) as seen, self.precision():
             output = parts.net(shown).float()
-        loss = parts.classifier.loss(output, labels) if options.frozen else F.cross_entropy(output, labels)
+        frozen = parts.classifier
+        loss = F.cross_entropy(output, labels) if frozen is None else frozen.loss(output, labels)
         if options.lambda_div:
             loss = loss + options.lambda_div * diversity(codes, images, labels, self.num_classes)
         if options.lambda_dis:

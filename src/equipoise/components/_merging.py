@@ -1,23 +1,15 @@
-"""What several methods share: what a server does with replies (averages and totals, folded site by site), which
-entries of a net travel, and class means of features, at a site and over sites."""
+"""Shared arithmetic: averages and totals of replies, folded site by site, and class means at a site and over sites."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.aggregation import weighted_mean_by_name
 from equipoise.contract.protocol import Replies, Tensors
 from equipoise.losses import membership
-from equipoise.nets import groups
-
-
-def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:
-    """The state-dict names of a net outside some of its groups (body, head, norm, statistics), in its order."""
-    left_out = {entry for name in names for entry in groups(net)[name]}
-    return tuple(entry for entry in net.state_dict() if entry not in left_out)
 
 
 def site_weights(replies: Replies, kind: str = "size") -> list[float]:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from equipoise.components._merging import all_but
 from equipoise.components.averaging import FedAvgClient, SharedNet
 from equipoise.contract.method import Batch
+from equipoise.nets import all_but
 
 
 class PartialNet(SharedNet):

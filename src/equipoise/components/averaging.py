@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.components._merging import average
 from equipoise.contract.method import Batch, Client, Server, Setting
-from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Train, Value
+from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Replies, Tensors, Train, Value
 from equipoise.nets import Net
 
 
@@ -42,8 +42,17 @@ class FedAvgServer(SharedNet, Server):
         self.state.model = {name: net.state_dict()[name] for name in self.shared_entries(net)}
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        updates = yield Ask("train", sites, model=self.state.model)
-        self.state.model = average(updates, "model", self.setting.config.train.aggregation)
+        updates = yield Ask("train", sites, model=self.model_for(sites))
+        self.state.model = self.merge(updates, number)
+
+    def model_for(self, sites: Sequence[str]) -> Tensors | PerSite:
+        """The model to send: the same to all sites here."""
+        model: Tensors = self.state.model
+        return model
+
+    def merge(self, updates: Replies, number: int) -> Tensors:
+        """The model of the sites' replies: their mean."""
+        return average(updates, "model", self.setting.config.train.aggregation)
 
     def message(self) -> dict[str, Value | PerSite]:
         return {"model": self.state.model}
@@ -61,9 +70,14 @@ class FedAvgClient(SharedNet, Client):
 
     def build(self) -> None:
         self.net = self.new_net()
-        self.shared = tuple(self.shared_entries(self.net))
-        self.receives("model", self.net, self.shared)
+        self.carrier = self.new_carrier()
+        self.shared = tuple(self.shared_entries(self.carrier))
+        self.receives("model", self.carrier, self.shared)
         self.phase("main", self.net)
+
+    def new_carrier(self) -> nn.Module:
+        """The net that travels: the one that trains, here."""
+        return self.net
 
     def train(self, message: Payload) -> Action:
         yield Train()
@@ -71,7 +85,7 @@ class FedAvgClient(SharedNet, Client):
 
     def update(self) -> Payload:
         """The reply of `train`."""
-        return {"model": self.share(self.net, self.shared), "examples": int(self.class_counts.sum())}
+        return {"model": self.share(self.carrier, self.shared), "examples": int(self.class_counts.sum())}
 
     def forward(self, batch: Batch) -> Any:
         features = self.net.features(batch.image)

@@ -6,7 +6,7 @@ same code runs eagerly and inside a captured graph.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +24,9 @@ from equipoise.contract.setting import Setting
 from equipoise.core.streams import stream
 from equipoise.losses import supervised_loss
 from equipoise.nets import groups
+
+#: gradients by parameter; a parameter without one is not among them
+Gradients = dict[Tensor, Tensor]
 
 
 @dataclass
@@ -77,29 +80,15 @@ class Client:
         self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
         self._supervised = supervised_loss(self.config.train.loss)
         self.build()
-        self._declared.check(vars(self))
+        for holder in self.holders():
+            self._declared.check(vars(holder))
         self._declared.remember()
-        self._fixed = dict(vars(self))
+        self._fixed = [dict(vars(holder)) for holder in self.holders()]
 
     @classmethod
     def adapts(cls) -> bool:
         """Whether sites change their personal model before it is evaluated."""
         return cls.adapt is not Client.adapt
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        """Config keys that have no effect under these options, because the method brings its own."""
-        return ()
-
-    @classmethod
-    def in_vain(cls, setting: Setting) -> tuple[str, ...]:
-        """Sentences about options of the method that cannot act under these settings."""
-        return ()
-
-    @classmethod
-    def decays_absent(cls, setting: Setting) -> bool:
-        """Whether nothing but weight decay moves a class's weights at a site that has no image of it."""
-        return False
 
     # ---- declarations, used in build() ---------------------------------------------------------
 
@@ -145,13 +134,15 @@ class Client:
             for key, parameter in module.named_parameters()
             if wanted is None or key in wanted
         ]
-        config = optimiser or self.config.train.optimiser
         parameters = [(f"{prefix}.{key}" if prefix else key, parameter) for prefix, key, parameter in chosen]
         models = [prefix for prefix, _, _ in chosen]
-        self.phases[name] = Phase(Optimiser(parameters, config, models), norm, scheduled)
-        state = self.phases[name].optimiser.state()
-        if state:
-            self._declared.add_optimiser("kept" if config.keep else "scratch", name, state)
+        made = Optimiser(parameters, optimiser or self.config.train.optimiser, models)
+        self._add_phase(name, Phase(made, norm, scheduled))
+
+    def _add_phase(self, name: str, phase: Phase) -> None:
+        self.phases[name] = phase
+        if state := phase.optimiser.state():
+            self._declared.add_optimiser("kept" if phase.optimiser.config.keep else "scratch", name, state)
 
     def _declare(self, role: Role, name: str, target: Any, entries: Iterable[str] | None) -> Any:
         target = target if isinstance(target, nn.Module) else target.to(self.setting.device)
@@ -167,8 +158,10 @@ class Client:
     def end(self) -> None:
         """Forget whatever was not declared, as a site in another process would."""
         fixed = self._fixed
-        vars(self).clear()
-        vars(self).update(fixed, _fixed=fixed)
+        for holder, attributes in zip(self.holders(), fixed, strict=True):
+            vars(holder).clear()
+            vars(holder).update(attributes)
+        self._fixed = fixed
 
     def kept(self) -> Tensors:
         """The tensors that outlive the ask, by flat name; references, not copies."""
@@ -180,7 +173,11 @@ class Client:
 
     def modules(self) -> Iterator[nn.Module]:
         """The modules of this client."""
-        return (value for value in vars(self).values() if isinstance(value, nn.Module))
+        return (value for holder in self.holders() for value in vars(holder).values() if isinstance(value, nn.Module))
+
+    def holders(self) -> list[Any]:
+        """The objects whose attributes are this client's tensors and modules."""
+        return [self]
 
     def set_mode(self, training: bool, norm: str = "train") -> None:
         """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
@@ -262,9 +259,16 @@ class Client:
         """The scalar that training minimises."""
         raise NotImplementedError
 
-    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    def adjust(self, gradients: Gradients) -> Gradients:
         """Change the gradients before the optimiser sees them (control variates, proximal terms)."""
         return gradients
+
+    def descend(self, phase: Phase, gradients: Sequence[Tensor | None]) -> None:
+        """Let the optimiser move its parameters by these gradients, which `adjust` sees first."""
+        parameters = phase.optimiser.parameters
+        found = {parameter: g for parameter, g in zip(parameters, gradients, strict=True) if g is not None}
+        adjusted = self.adjust(found)
+        phase.optimiser.update([adjusted.get(parameter) for parameter in parameters])
 
     def after_step(self) -> None:
         """Act after the parameters moved (projections, clipping of a mixture)."""
@@ -274,7 +278,7 @@ class Client:
         (batch,) = batches
         loss = self.loss(batch, self.outputs(batch))
         gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
-        phase.optimiser.update(self.adjust(list(gradients)))
+        self.descend(phase, gradients)
         self.after_step()
         return loss.detach()
 

@@ -46,7 +46,7 @@ class OptimiserConfig(Table):
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
 
-    def unused(self) -> dict[str, str]:
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
         return {"betas": "SGD has none"} if self.name == "sgd" else {"momentum": f"{self.name} has betas instead"}
 
 
@@ -60,7 +60,7 @@ class ScheduleConfig(Table):
     milestones: tuple[NonNegativeInt, ...] = Field((), description="multistep: multiply by gamma after so many rounds")
     gamma: float = Field(0.5, gt=0, le=1, description="factor of one decay")
 
-    def unused(self) -> dict[str, str]:
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
         unused = {
             "constant": ("every", "milestones", "gamma"),
             "step": ("milestones",),
@@ -87,14 +87,14 @@ class TrainConfig(Table):
     epochs: PositiveInt = Field(1, description="passes over a site's training images in a round")
     steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
     batch_size: int = Field(32, ge=2, description="images of a local step")
-    loss: Literal["ce", "balanced_softmax", "focal", "fedeamc", "fedlc"] = Field("ce", description="supervised loss")
+    loss: str = Field("ce", description="supervised loss: ce, or the name of a loss among `equipoise components`")
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     participation: float = Field(1.0, gt=0, le=1, description="share of the sites drawn in each round")
     min_sites: PositiveInt = Field(1, description="a round with fewer answers is repeated")
     aggregation: Literal["size", "uniform"] = Field("size", description="weights of the sites in averages")
 
-    def unused(self) -> dict[str, str]:
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
         return {"epochs": "train.steps is set"} if self.steps else {}
 
 
@@ -123,7 +123,7 @@ class EvaluationConfig(Table):
     trained_test: bool = Field(False, description="report test scores right after local training too (FedNPR's)")
     test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
 
-    def unused(self) -> dict[str, str]:
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
         unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ()}[self.rule]
         return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
 
@@ -175,7 +175,7 @@ class NprConfig(Table):
     view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
     supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
 
-    def unused(self) -> dict[str, str]:
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
         if not self.weight:
             keys = ("clusters", "cluster", "normalise", "temperature", "view")
             return dict.fromkeys(keys, "npr.weight is 0")
@@ -211,7 +211,8 @@ class Config(Table):
     checkpoint: CheckpointConfig = CheckpointConfig()
     compute: ComputeConfig = ComputeConfig()
     npr: NprConfig = NprConfig()
-    methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods, by table name")
+    components: tuple[str, ...] = Field((), description="ideas put on the method, see `equipoise components`")
+    methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods and components, by name")
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -228,7 +229,12 @@ class Config(Table):
     def run_name(self) -> str:
         """The name of the run's folder."""
         data = self.data.name.replace(":", "-").replace("/", "-").strip("-.")
-        return self.name or f"{self.method}-{data}-seed{self.seed}"
+        return self.name or f"{self.composition}-{data}-seed{self.seed}"
+
+    @property
+    def composition(self) -> str:
+        """The method's name, with the components that were put on it: `fedbn+margins+npr`."""
+        return "+".join([self.method, *sorted(self.components)])
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""
@@ -238,11 +244,15 @@ class Config(Table):
         """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
         bits."""
         decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
+        if not self.components:  # runs from before there were components go on
+            del decisive["components"]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
         """The resolved config as TOML, readable by `load_config`."""
         raw = self.model_dump(mode="json", exclude_none=True)
+        if not self.components:
+            del raw["components"]
         return tomli_w.dumps({**{k: v for k, v in raw.items() if k != "methods"}, **raw["methods"]})
 
 

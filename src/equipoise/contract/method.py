@@ -1,29 +1,27 @@
-"""What a method is made of: a `Server`, a `Client`, its options and its disclosure sheet.
+"""A method is a `Server`, a `Client`, and options that say which components it consists of.
 
 The class boundary is the hospital's wall: server and client share nothing but messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.contract.client import Batch, Client, PerBatch, Phase
-from equipoise.contract.config import Config, Table
+from equipoise.contract.component import Component, Options, Sheet, variations
+from equipoise.contract.composition import composed_client, composed_server, sheet_of
+from equipoise.contract.config import Config
 from equipoise.contract.server import Server, State
 from equipoise.contract.setting import Setting
 
-__all__ = ["Batch", "Client", "Method", "NoOptions", "PerBatch", "Phase", "Server", "Setting", "State"]
+__all__ = ["Batch", "Client", "Component", "Method", "Options", "PerBatch", "Phase", "Server", "Setting", "State"]
 
 
-class NoOptions(Table):
-    """A method without options of its own."""
-
-
-def as_it_is(client: type[Client], config: Config) -> type[Client]:
-    """The client without additions."""
-    return client
+def its_own(method: Method, config: Config) -> Sequence[Component]:
+    """The components that a method consists of, and no others."""
+    return method.options_of(config).components()
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,12 @@ class Method:
 
     Args:
         changes: what it changes, in a few words: loss, aggregation, personalisation, server step
-        options: the model of its config table, which is named like the method
+        options: the model of its config table, which is named like the method; it names the method's components
         defaults: config values that choosing this method implies, unless the user sets them
         pooled: train on all images at one place
-        variants: by the name of an option, the client that takes the place of `client` where that option is on
         summary: what the method does, in a sentence or two; the registry takes it from the method's file
-        extend: adds to the client what the config asks for on top of any method (NPR), and no disclosure
+        compose: the components of a run, those of the config included; the registry knows how to find them
+        names: what entries of its components are called, where that is not their own name
     """
 
     server: type[Server]
@@ -45,24 +43,37 @@ class Method:
     paper: str
     year: int
     changes: str
-    options: type[Table] = NoOptions
+    options: type[Options] = Options
     defaults: Mapping[str, Any] = field(default_factory=dict)
     pooled: bool = False
-    variants: Mapping[str, type[Client]] = field(default_factory=dict)
     summary: str = ""
-    extend: Callable[[type[Client], Config], type[Client]] = as_it_is
-
-    @property
-    def clients(self) -> tuple[type[Client], ...]:
-        """The client and its variants: what a site runs under some options or other."""
-        return (self.client, *self.variants.values())
+    compose: Callable[[Method, Config], Sequence[Component]] = its_own
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def options_of(self, config: Config) -> Any:
         """The options that a config gives to its method, defaults included."""
         return self.options.model_validate(config.methods.get(config.method, {}))
 
+    def components_of(self, config: Config) -> Sequence[Component]:
+        """The components of a run of this config, in the order in which they act."""
+        return self.compose(self, config)
+
     def client_class(self, config: Config) -> type[Client]:
         """The client that a run of this config uses."""
-        options = self.options_of(config)
-        chosen = next((variant for option, variant in self.variants.items() if getattr(options, option)), self.client)
-        return self.extend(chosen, config)
+        own = [component.name for component in self.options_of(config).components()]
+        return composed_client(self.client, self.components_of(config), own, self.names)
+
+    def server_class(self, config: Config) -> type[Server]:
+        """The server that a run of this config uses."""
+        own = [component.name for component in self.options_of(config).components()]
+        return composed_server(self.server, self.client, self.components_of(config), own, self.names)
+
+    def widest_sheet(self) -> Sheet:
+        """What may leave a site under any single switch of the method's options."""
+        sheet: Sheet = {}
+        for options in variations(self.options):
+            own = options.components()
+            names = [component.name for component in own]
+            for action, entries in sheet_of(self.client, own, names, self.names).items():
+                sheet[action] = sheet.get(action, {}) | entries
+        return sheet

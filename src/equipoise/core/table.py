@@ -27,8 +27,8 @@ class Table(BaseModel):
                 raise ValueError(f"Input should be at most {bound:.0e}" if bound == LARGEST else "Input is too large")
         return checked
 
-    def unused(self) -> dict[str, str]:
-        """Settings that others leave unused, and why."""
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
+        """Settings that do nothing, and why; `setting` is that of the run, where it is known."""
         return {}
 
 

@@ -36,14 +36,14 @@ OPTIONAL: Sheet = {
 POOLED: Sheet = {"pool": {"images": "all images, with their labels: training is at one place"}}
 
 
-def needed(client: type[Client]) -> Sheet:
+def needed(replies: Sheet) -> Sheet:
     """What has to leave a site for a method to run: its own replies, and what every run needs."""
-    return {action: dict(entries) for action, entries in client.discloses.items() if entries} | ALWAYS
+    return {action: dict(entries) for action, entries in replies.items() if entries} | ALWAYS
 
 
 def disclosure_sheet(client: type[Client]) -> Sheet:
     """Everything that leaves a site when a method runs, what a site may keep to itself included."""
-    return needed(client) | OPTIONAL
+    return needed(client.discloses) | OPTIONAL
 
 
 def run_sheet(method: Method, client: type[Client]) -> Sheet:
@@ -52,11 +52,5 @@ def run_sheet(method: Method, client: type[Client]) -> Sheet:
 
 
 def widest_sheet(method: Method) -> Sheet:
-    """What may leave a site under any options of a method: its variants' replies, too."""
-    if method.pooled:
-        return POOLED
-    sheet: Sheet = {}
-    for client in method.clients:
-        for action, entries in disclosure_sheet(client).items():
-            sheet[action] = sheet.get(action, {}) | entries
-    return sheet
+    """What may leave a site under any options of a method."""
+    return POOLED if method.pooled else needed(method.widest_sheet()) | OPTIONAL

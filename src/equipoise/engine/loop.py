@@ -98,7 +98,7 @@ class Run:
         keep_freed_memory()
         self._check()
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
-            self.server = self.method.server(self.setting)
+            self.server = self.method.server_class(self.config)(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
             self.selection = Selection(self.config, self.evaluator.deciding_view())
             # Whatever is wrong with the settings has shown by now: from here on the folder is written.
@@ -151,8 +151,8 @@ class Run:
         net = self.setting.new_net()
         warnings = [
             *self.federation.warnings,
-            *ineffective(self.setting, self.engine.client, self._tested_sites(), self.selection.view),
-            *cautions(self.setting, self.engine.client, self.data_told["sites"]),
+            *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
+            *cautions(self.setting, self.method, self.data_told["sites"]),
         ]
         self._tell(
             "start",

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.contract.component import Component, Options
 from equipoise.contract.config import Config
-from equipoise.contract.method import Client, Setting
+from equipoise.contract.method import Method, Setting
 from equipoise.core.errors import UserError
 from equipoise.core.table import dotted, tables_in
 from equipoise.data.federation import Federation, Site
@@ -95,7 +96,7 @@ def data_told(federation: Federation) -> dict[str, Any]:
     }
 
 
-def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, Any]]) -> Iterator[str]:
+def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Warnings about settings that can do harm on this data; `sites` as `class_counts` has them.
 
     Where weight decay alone moves a class's weights at a site that lacks the class, Adam makes its steps as long as any
@@ -106,7 +107,8 @@ def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, A
         return
     trained = [site["train"] for site in sites if any(site["train"])]
     missing_somewhere = any(any(counts) and not all(counts) for counts in zip(*trained, strict=True))
-    if missing_somewhere and client.decays_absent(setting):
+    lacks = setting.options.lacks().union(*(component.lacks() for component in method.components_of(config)))
+    if missing_somewhere and "absent classes" in lacks:
         yield (
             f"some sites lack classes that others have; {config.method} does not train the weights of such classes "
             "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
@@ -114,26 +116,42 @@ def cautions(setting: Setting, client: type[Client], sites: Sequence[dict[str, A
         )
 
 
-def ineffective(setting: Setting, client: type[Client], tested: Sequence[str], judged: str) -> Iterator[str]:
+def ineffective(setting: Setting, method: Method, tested: Sequence[str], judged: str) -> Iterator[str]:
     """Warnings about settings that differ from their defaults but do nothing under this method or on this data.
 
     `tested` are the training sites with test images, `judged` is the view whose validation scores choose the round.
     """
-    config = setting.config
+    config, components = setting.config, method.components_of(setting.config)
+    replaced = _replaced(setting, components)
     values, usual = config.model_dump(), Config().model_dump()
-    ignored = client.ignores(setting)
-    for key in ignored:
+    for key, reason in replaced.items():
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
-            yield f"{key} = {values[table][name]!r} has no effect: {config.method} brings its own"
-    for where, part in (*tables_in(config), (config.method, setting.options)):
-        unused = {} if where in ignored else part.unused()
-        for name, reason in unused.items():
-            value = getattr(part, name)
-            if value != type(part).model_fields[name].default:
-                yield f"{where}.{name} = {value!r} has no effect: {reason}"
-    yield from client.in_vain(setting)
+            yield f"{key} = {values[table][name]!r} has no effect: {reason}"
+    added = [(component.name, component) for component in components if component.name in config.components]
+    for where, part in (*tables_in(config), (config.method, setting.options), *added):
+        idle = {} if where in replaced else part.without_effect(setting)
+        always = part.distinctive if isinstance(part, Options) else ()
+        for name, reason in idle.items():
+            if "." not in name:
+                value = getattr(part, name)
+                if name in always or value != type(part).model_fields[name].default:
+                    yield f"{where}.{name} = {value!r} has no effect: {reason}"
     if config.evaluation.select == "site" and judged == "global":
         yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has test images of its own"
+
+
+def _replaced(setting: Setting, components: Sequence[Component]) -> dict[str, str]:
+    """General settings that the method or a component replaces, and why."""
+    config = setting.config
+    found: dict[str, str] = {}
+    for part in (setting.options, *components):
+        found |= {key: why for key, why in part.without_effect(setting).items() if "." in key}
+    if "loss" in setting.options.holds():
+        found["train.loss"] = f"{config.method} brings its own"
+    for component in components:
+        if "loss" in component.holds() and getattr(component, "loss_name", "") != config.train.loss:
+            found["train.loss"] = f"{component.name} is the loss"
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
+from equipoise.components import component_sheets
 from equipoise.contract.method import Client
 from equipoise.core.errors import UserError
 from equipoise.engine.disclosure import ALWAYS, OPTIONAL, PROGRESS, disclosure_sheet, needed
@@ -27,7 +28,7 @@ def refused(policy: Policy, client: type[Client]) -> list[str]:
     """The disclosures, as `action.entry`, that a method needs and the policy does not allow."""
     return [
         f"{action}.{entry}"
-        for action, entries in needed(client).items()
+        for action, entries in needed(client.discloses).items()
         for entry in entries
         if entry not in policy.get(action, ())
     ]
@@ -58,10 +59,10 @@ def check_words(policy: Policy) -> None:
 
 
 def _vocabulary() -> dict[str, set[str]]:
-    """{action: entries} over all methods and their variants, and what every run needs or a site may tell."""
-    clients = [client for name in method_names() for client in get_method(name).clients]
+    """{action: entries} over all methods and components, and what every run needs or a site may tell."""
+    sheets = [ALWAYS, OPTIONAL, *(get_method(name).widest_sheet() for name in method_names()), *component_sheets()]
     known: dict[str, set[str]] = {}
-    for sheet in (ALWAYS, OPTIONAL, *(client.discloses for client in clients)):
+    for sheet in sheets:
         for action, entries in sheet.items():
             known.setdefault(action, set()).update(entries)
     return known

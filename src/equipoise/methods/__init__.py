@@ -1,4 +1,4 @@
-"""The methods, one file each; the file's name (with - for _) is the method's name. What they share begins with _."""
+"""The methods, one file each; the file's name (with - for _) is the method's name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract.config import Table
-from equipoise.contract.method import Method
+from equipoise import components
+from equipoise.contract.component import Component
+from equipoise.contract.config import Config
+from equipoise.contract.fitting import check_fit
+from equipoise.contract.method import Method, Options
 from equipoise.core.errors import UserError
-from equipoise.methods.fednpr import with_npr
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
@@ -28,14 +30,14 @@ def method_names() -> list[str]:
 
 
 def get_method(name: str) -> Method:
-    """A method by name, described by its file, and ready for the additions that any method can take (NPR)."""
+    """A method by name, described by its file, and ready for the components that a config puts on it."""
     if name not in method_names():
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     if not hasattr(module, "METHOD"):
         raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
     first_paragraph = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-    return dataclasses.replace(module.METHOD, summary=first_paragraph, extend=with_npr)
+    return dataclasses.replace(module.METHOD, summary=first_paragraph, compose=composition)
 
 
 def measured_costs() -> dict[str, dict[str, float]]:
@@ -43,9 +45,18 @@ def measured_costs() -> dict[str, dict[str, float]]:
     return json.loads(COSTS.read_text()) if COSTS.exists() else {}
 
 
-def option_tables(keys: Iterable[str]) -> dict[str, type[Table]]:
-    """The option tables among the keys of a config: those named like a method that has options."""
-    return {key: get_method(key).options for key in set(keys) & set(method_names())}
+def composition(method: Method, config: Config) -> Sequence[Component]:
+    """The components of a run: the method's, those that the config names, NPR and the supervised loss."""
+    options = method.options_of(config)
+    found = components.chosen(config, options.components(), options.holds())
+    check_fit(config.method, options, found)
+    return found
+
+
+def option_tables(keys: Iterable[str]) -> dict[str, type[Options]]:
+    """The option tables among the keys of a config: those named like a method or a component."""
+    found: dict[str, type[Options]] = {key: get_method(key).options for key in set(keys) & set(method_names())}
+    return found | components.component_tables(keys)
 
 
 def all_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.1
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,17 +16,23 @@ from torch.func import functional_call
 
 from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method, Phase
 
 
-class Options(Table):
+class Options(MethodOptions):
     """The mixture alpha * local + (1 - alpha) * global."""
 
     alpha: float = Field(0.5, ge=0, le=1, description="share of the site's own net at first; 0: all global")
     learn: Literal["round", "step", "never"] = Field(
         "round", description="alpha moves at the first step of each round (as released), at every step, or never"
     )
+
+    def holds(self) -> AbstractSet[str]:
+        return {"carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"plain forward", "plain loss"}
 
 
 class APFLClient(TwoNetClient):
@@ -67,7 +74,7 @@ class APFLClient(TwoNetClient):
         (batch,) = batches
         loss = self.loss(batch, self.outputs(batch))
         *gradients, slope = torch.autograd.grad(loss, [*phase.optimiser.parameters, self.alpha], allow_unused=True)
-        phase.optimiser.update(self.adjust(list(gradients)))
+        self.descend(phase, gradients)
         if slope is not None:  # without supervision (npr.supervised = false) nothing depends on the mixture
             with torch.no_grad():
                 self.alpha.sub_(phase.optimiser.lr * self.learns * slope)

@@ -9,7 +9,8 @@ eval mode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from torch import Tensor
 
 from equipoise.components._merging import class_means, class_sums
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Batch, Method, PerBatch, Setting
+from equipoise.components.balanced_draws import BalancedDraws
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Batch, Method, PerBatch
 from equipoise.contract.protocol import Action, Payload, Scan, Tensors
 from equipoise.losses import inherited_knowledge, prediction_entropy
 
 
-class Options(Table):
+class Options(MethodOptions):
     """The parts of the local self-balancing scheme, with the released weights. All off: FedAvg."""
 
     balanced: bool = Field(True, description="draw every class of the site equally often")
@@ -34,16 +37,19 @@ class Options(Table):
     temperature: PositiveFloat = Field(2.0, description="temperature of that word")
     smooth: float = Field(0.002, ge=0, description="weight of the entropy of predictions, summed over a batch")
 
+    def components(self) -> Sequence[Component]:
+        return [BalancedDraws()] if self.balanced else []
+
+    def lacks(self) -> AbstractSet[str]:
+        found = {"plain forward", "plain loss"}
+        return found | {"absent classes"} if self.present_only and not self.inherit else found
+
 
 class BalanceFLClient(FedAvgClient):
     """Trains the received net by knowledge inheritance and inter-class balancing."""
 
     #: what draws the noise on features in this ask
     noise: torch.Generator | None = None
-
-    @classmethod
-    def decays_absent(cls, setting: Setting) -> bool:
-        return setting.options.present_only and not setting.options.inherit
 
     def build(self) -> None:
         super().build()
@@ -69,13 +75,6 @@ class BalanceFLClient(FedAvgClient):
         return {"features": self.outputs(batch).features, "labels": batch.label}
 
     # ---- outside the step --------------------------------------------------------------------------
-
-    def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """As many draws as there are images, with replacement, each class as likely as every other."""
-        if not self.options.balanced:
-            return super().order(labels, generator)
-        chances = 1 / labels.bincount().double()
-        return torch.multinomial(chances[labels], len(labels), replacement=True, generator=generator)
 
     def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
         """The received model's logits (n, C) and the noise on features (n, D)."""

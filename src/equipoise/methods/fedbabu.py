@@ -7,18 +7,20 @@ Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Cl
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from equipoise.components._merging import all_but, average
+from equipoise.components._merging import average
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Ask, Conversation, Payload, Train, Work
+from equipoise.nets import all_but
 
 
-class Options(Table):
+class Options(MethodOptions):
     """What trains in the rounds, and how a site fine-tunes."""
 
     trained: Literal["body", "all"] = Field(
@@ -29,6 +31,12 @@ class Options(Table):
     finetune_lr: PositiveFloat | None = Field(
         None, description="its learning rate, the same in every round; by default that of the round"
     )
+
+    def holds(self) -> AbstractSet[str]:
+        return {"merge", "carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"whole model", "class head"}
 
 
 class FedBABUServer(FedAvgServer):

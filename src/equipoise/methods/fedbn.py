@@ -3,42 +3,28 @@
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import ClassVar
-
-from equipoise.components._personal import PartialClient, PartialNet
-from equipoise.components.averaging import FedAvgServer
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.components.local_norm import LocalNorm
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 
 
-class FedBNNet(PartialNet):
-    """Norm layers stay, weights and statistics."""
+class Options(MethodOptions):
+    """The method has no options."""
 
-    stays = ("norm", "statistics")
-
-
-class FedBNServer(FedBNNet, FedAvgServer):
-    """Averages all but the norm layers."""
-
-
-class FedBNClient(FedBNNet, PartialClient):
-    """Trains the whole net; its norm layers go on from round to round.
-
-    A site that has not trained yet, in round 0 or under partial participation, is measured with norm layers as they
-    were first drawn or loaded: statistics of its own come only of training, as in the paper, where all sites train.
-    """
-
-    discloses: ClassVar[dict[str, dict[str, str]]] = {
-        "train": PartialClient.discloses["train"]
-        | {"model": "the net's weights outside norm layers after local training"}
-    }
+    def components(self) -> Sequence[Component]:
+        return [LocalNorm()]
 
 
 METHOD = Method(
-    server=FedBNServer,
-    client=FedBNClient,
+    server=FedAvgServer,
+    client=FedAvgClient,
     paper="Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
     year=2021,
     changes="personalisation (norm layers)",
+    options=Options,
+    names={"stays": "personal"},
 )

@@ -6,39 +6,31 @@ Condition, IEEE Transactions on Cognitive Communications and Networking 8(1), 20
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Method, Setting
-from equipoise.losses import class_balanced
+from equipoise.components.class_balanced import ClassBalanced
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Method
 
 
-class Options(Table):
+class Options(MethodOptions):
     """How far the loss goes in balancing classes."""
 
     power: float = Field(
         1.0, ge=0, le=1, description="images weigh by their class's count to this power, inversely; 0: FedAvg"
     )
 
-
-class FedeAMCClient(FedAvgClient):
-    """Trains by the balanced cross entropy, which takes the place of train.loss unless its power is 0."""
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",) if setting.options.power else ()
-
-    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if not self.options.power:
-            return super().supervised(logits, labels)
-        return class_balanced(logits, labels, self.class_counts, self.options.power)
+    def components(self) -> Sequence[Component]:
+        return [ClassBalanced(power=self.power)] if self.power else []
 
 
 METHOD = Method(
     server=FedAvgServer,
-    client=FedeAMCClient,
+    client=FedAvgClient,
     paper=(
         "Wang et al., Federated Learning for Automatic Modulation Classification Under Class Imbalance and Varying "
         "Noise Condition, IEEE TCCN 2022"

@@ -9,6 +9,7 @@ Fixed Classifier, ICCV 2023.
 from __future__ import annotations
 
 from collections.abc import Generator
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from equipoise.components._cosine import CosineClient, CosineServer, with_cosine_head
 from equipoise.components._merging import shuffled_batches
 from equipoise.components.averaging import SharedNet
-from equipoise.contract.config import OptimiserConfig, Table
-from equipoise.contract.method import Batch, Method, Setting
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.method import Batch, Method
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import Scan, Tensors, Train, Work
 from equipoise.losses import balanced_softmax, cross_entropy
@@ -27,7 +29,7 @@ from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedETF's classifier, its balanced loss (in place of train.loss) and its fine-tuning, as released."""
 
     size: PositiveInt | None = Field(None, description="projected features; by default as many as classes, the fewest")
@@ -41,6 +43,12 @@ class Options(Table):
     turn_batch: PositiveInt = Field(128, description="features in each step of a turn")
     simplex_lr: PositiveFloat = Field(0.1, description="learning rate of the simplex (SGD)")
     projection_lr: PositiveFloat = Field(0.05, description="learning rate of the projection (SGD, momentum 0.9)")
+
+    def holds(self) -> AbstractSet[str]:
+        return {"head", "loss", "merge"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"class head", "whole model", "supervised", "plain loss"}
 
 
 class FedETFNet(SharedNet):
@@ -71,10 +79,6 @@ class FedETFClient(FedETFNet, CosineClient):
         }
     }
     views = ("global", "personal")
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         """Balanced by local counts, in which a class that the site lacks counts as one image (as released)."""

@@ -6,39 +6,31 @@ federated learning 2020. The paper's choice of sites is left out, as in comparis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Method, Setting
-from equipoise.losses import focal
+from equipoise.components.focal import Focal
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Method
 
 
-class Options(Table):
+class Options(MethodOptions):
     """The focal loss, which takes the place of train.loss."""
 
     gamma: float = Field(
         2.0, ge=0, description="exponent of 1 - p (FedIIC: 2); 0: every image counts alike, by train.loss: FedAvg"
     )
 
-
-class FedFocalClient(FedAvgClient):
-    """Trains by the focal loss."""
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",) if setting.options.gamma else ()
-
-    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if not self.options.gamma:
-            return super().supervised(logits, labels)
-        return focal(logits, labels, self.options.gamma)
+    def components(self) -> Sequence[Component]:
+        return [Focal(gamma=self.gamma)] if self.gamma else []
 
 
 METHOD = Method(
     server=FedAvgServer,
-    client=FedFocalClient,
+    client=FedAvgClient,
     paper=(
         "Sarkar et al., Fed-Focal Loss for imbalanced data classification in Federated Learning, IJCAI workshop 2020"
     ),

@@ -5,41 +5,29 @@ Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Method, Setting
-from equipoise.losses import fedlc
+from equipoise.components.logit_calibration import LogitCalibration
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Method
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedLC's one number, for which its paper names no value. The calibrated loss takes the place of train.loss."""
 
     tau: float = Field(1.0, ge=0, description="scale of the margins tau n^(-1/4); 0: the loss of train.loss, FedAvg")
 
-
-class FedLCClient(FedAvgClient):
-    """Trains by the calibrated cross entropy; classes that it lacks take no part in it."""
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",) if setting.options.tau else ()
-
-    @classmethod
-    def decays_absent(cls, setting: Setting) -> bool:
-        return setting.options.tau > 0
-
-    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if not self.options.tau:
-            return super().supervised(logits, labels)
-        return fedlc(logits, labels, self.class_counts, self.options.tau)
+    def components(self) -> Sequence[Component]:
+        return [LogitCalibration(tau=self.tau)] if self.tau else []
 
 
 METHOD = Method(
     server=FedAvgServer,
-    client=FedLCClient,
+    client=FedAvgClient,
     paper="Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022",
     year=2022,
     changes="loss (margins from class counts)",

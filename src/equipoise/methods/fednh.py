@@ -6,6 +6,7 @@ Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototy
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from equipoise.components._cosine import SCALE, VECTORS, CosineClient, CosineServer, with_cosine_head
 from equipoise.components._merging import class_sums, mean_by_class
 from equipoise.components.averaging import SharedNet
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Payload, Replies, Scan, Tensors
 from equipoise.nets import Net
@@ -25,7 +26,7 @@ from equipoise.prototypes import orthogonal_frame, simplex_frame
 FRAMES = {"orthogonal": orthogonal_frame, "simplex": simplex_frame}
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedNH's prototypes; the defaults are the released ones."""
 
     rho: float = Field(
@@ -38,6 +39,12 @@ class Options(Table):
         20.0, description="what cosines are multiplied by at first (released: 20 for its ResNet, 1 for its small net)"
     )
     learn_scale: bool = Field(True, description="train the scale with the net")
+
+    def holds(self) -> AbstractSet[str]:
+        return {"head", "merge"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"class head", "whole model"}
 
 
 class FedNHNet(SharedNet):

@@ -8,6 +8,7 @@ Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 import torch
@@ -17,14 +18,14 @@ from torch import Tensor
 from equipoise.components._merging import average, class_means, class_sums, mean_by_class
 from equipoise.components._projection import projected_net
 from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
 from equipoise.losses import prototype_contrastive
 from equipoise.nets import Net
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedProc's contrast; the defaults are the released code's."""
 
     alpha: float = Field(
@@ -34,6 +35,12 @@ class Options(Table):
     projection: int = Field(
         256, ge=0, description="size of the unit features after a two-layer projection; 0: the net's own features"
     )
+
+    def holds(self) -> AbstractSet[str]:
+        return {"head"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"plain loss"}
 
 
 class FedProcNet(SharedNet):

@@ -7,6 +7,7 @@ Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,20 +15,26 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.components._merging import class_means, class_sums, mean_by_class
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
 from equipoise.losses import prototype_distance
 from equipoise.methods.local import LocalClient
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedProto's weight and its way to predict. Neither PRR nor FedBM states what it used."""
 
     weight: float = Field(1.0, ge=0, description="lambda of the distance to the prototypes; 0: local learning")
     predict: Literal["prototype", "head"] = Field(
         "prototype", description="by the nearest prototype (the paper), or by the site's own head"
     )
+
+    def holds(self) -> AbstractSet[str]:
+        return {"merge", "carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"model", "whole model", "one model", "class head", "plain loss", "net trains"}
 
 
 class FedProtoServer(Server):

@@ -6,31 +6,29 @@ train less needs nothing here: any number of local steps is averaged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from equipoise.components._drift import AnchoredClient
-from equipoise.components.averaging import FedAvgServer
-from equipoise.contract.config import Table
+from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.components.prox import Prox
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedProx's one number; its paper tunes it among 0.001, 0.01, 0.1 and 1."""
 
     mu: float = Field(0.01, ge=0, description="weight of the proximal term (FedIIC: 0.01, FedBM: 0.001); 0: FedAvg")
 
-
-class FedProxClient(AnchoredClient):
-    """Trains near the received net."""
-
-    @property
-    def pull(self) -> float:
-        return self.options.mu
+    def components(self) -> Sequence[Component]:
+        return [Prox(mu=self.mu)] if self.mu else []
 
 
 METHOD = Method(
     server=FedAvgServer,
-    client=FedProxClient,
+    client=FedAvgClient,
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     year=2020,
     changes="loss (proximal term)",

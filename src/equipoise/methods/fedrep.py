@@ -6,24 +6,28 @@ Collins et al., Exploiting Shared Representations for Personalized Federated Lea
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
 from equipoise.components._personal import PartialClient, PartialNet
 from equipoise.components.averaging import FedAvgServer
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Action, Payload, Train
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedRep's two kinds of local epochs; while the head is fitted, batch norm is as at evaluation."""
 
     head_epochs: int = Field(10, ge=0, description="epochs for the head, before the body (the paper's 10)")
     body_epochs: PositiveInt | None = Field(
         None, description="epochs for the body; by default what train.epochs says (the paper: 1 or 5)"
     )
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"whole model", "one model", "class head"}
 
 
 class FedRepNet(PartialNet):

@@ -7,6 +7,7 @@ head is the paper's linear one; the one that a hypernetwork generates is left ou
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,15 +15,21 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Batch, Method, Setting
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Batch, Method
 from equipoise.losses import balanced_softmax, cross_entropy
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedRoD's balanced loss. It takes the place of train.loss: the two heads differ by their losses."""
 
     gamma: float = Field(1.0, ge=0, description="exponent of the class counts in the balanced softmax (FedBM: 1)")
+
+    def holds(self) -> AbstractSet[str]:
+        return {"loss"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"supervised", "plain forward", "plain loss"}
 
 
 class FedRoDClient(FedAvgClient):
@@ -33,10 +40,6 @@ class FedRoDClient(FedAvgClient):
         | {"model": "body and generic head after local training, with batch-norm statistics"}
     }
     views = ("global", "personal")
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.loss",)
 
     def build(self) -> None:
         super().build()

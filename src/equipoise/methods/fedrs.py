@@ -5,39 +5,31 @@ Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distrib
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import Table
-from equipoise.contract.method import Method, Setting
-from equipoise.losses import restricted_logits
+from equipoise.components.restricted import Restricted
+from equipoise.contract.component import Component
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.method import Method
 
 
-class Options(Table):
+class Options(MethodOptions):
     """FedRS's one number. The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax)."""
 
     alpha: float = Field(
         0.5, ge=0, le=1, description="factor of the logits of missing classes (FedIIC: 0); 1: all alike, FedAvg"
     )
 
-
-class FedRSClient(FedAvgClient):
-    """Trains by the restricted softmax; predicts by the plain one."""
-
-    @classmethod
-    def decays_absent(cls, setting: Setting) -> bool:
-        return setting.options.alpha == 0  # such a class's logit is 0, whatever its weights are
-
-    def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.options.alpha < 1:
-            logits = restricted_logits(logits, self.class_counts > 0, self.options.alpha)
-        return super().supervised(logits, labels)
+    def components(self) -> Sequence[Component]:
+        return [Restricted(alpha=self.alpha)] if self.alpha < 1 else []
 
 
 METHOD = Method(
     server=FedAvgServer,
-    client=FedRSClient,
+    client=FedAvgClient,
     paper=(
         "Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021"
     ),

@@ -6,6 +6,7 @@ Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -13,16 +14,22 @@ from torch import Tensor
 
 from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
-from equipoise.contract.config import Table
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
 from equipoise.losses import mutual_kl
 
 
-class Options(Table):
+class Options(MethodOptions):
     """How much each net learns from labels; the rest it learns from the other net."""
 
     alpha: float = Field(0.5, ge=0, le=1, description="weight of the labels for the personal net; 1: it learns alone")
     beta: float = Field(0.5, ge=0, le=1, description="weight of the labels for the shared net; 1: FedAvg")
+
+    def holds(self) -> AbstractSet[str]:
+        return {"carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"plain forward", "plain loss"}
 
 
 class FMLClient(TwoNetClient):

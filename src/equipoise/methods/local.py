@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
 from equipoise.components.averaging import FedAvgClient
+from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
+
+
+class Options(MethodOptions):
+    """The method has no options."""
+
+    def holds(self) -> AbstractSet[str]:
+        return {"merge", "carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"model", "whole model", "one model", "class head", "net trains"}
 
 
 class LocalServer(Server):
@@ -34,6 +46,7 @@ class LocalClient(FedAvgClient):
 
 
 METHOD = Method(
+    options=Options,
     server=LocalServer,
     client=LocalClient,
     paper="no paper: each site alone",

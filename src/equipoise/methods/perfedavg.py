@@ -8,6 +8,7 @@ NeurIPS 2020.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,13 +17,14 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.contract.config import OptimiserConfig, Table
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.protocol import Train, Work
 from equipoise.nets.base import NORM_LAYERS
 
 
-class Options(Table):
+class Options(MethodOptions):
     """The adaptation step, and how the gradient through it is found. beta of the paper is train.optimiser.lr.
 
     `exact` is Algorithm 1 as it stands. `hf` is the paper's way around second derivatives, at about the same cost (two
@@ -39,6 +41,9 @@ class Options(Table):
     )
     delta: PositiveFloat = Field(1e-3, description="hf: how far apart these gradients are taken, by gradient length")
     adapt_steps: PositiveInt = Field(1, description="steps that a site adapts by before evaluation")
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"one loss"}
 
 
 class PerFedAvgClient(FedAvgClient):
@@ -70,7 +75,7 @@ class PerFedAvgClient(FedAvgClient):
             product = self.hessian_product if self.options.variant == "exact" else self.gradient_difference
             curvature = product(batches[2], parameters, gradients)
             gradients = [g - adaptation.lr * c for g, c in zip(gradients, curvature)]
-        phase.optimiser.update(self.adjust([*gradients]))
+        self.descend(phase, gradients)
         self.after_step()
         return loss
 

@@ -7,6 +7,7 @@ T Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,16 +16,18 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from equipoise.components._drift import added
-from equipoise.components._merging import average, step_towards
+from equipoise.components._merging import step_towards
 from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
-from equipoise.contract.config import OptimiserConfig, Table
-from equipoise.contract.method import Batch, Method, Phase, Setting
+from equipoise.contract.client import Gradients
+from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
 from equipoise.nets import groups
 
 
-class Options(Table):
+class Options(MethodOptions):
     """pFedMe's two levels, each by plain descent at a constant rate of its own; train.optimiser plays no part."""
 
     regularisation: PositiveFloat = Field(15.0, description="lambda, the pull of personal models to the global one")
@@ -32,6 +35,15 @@ class Options(Table):
     personal_lr: PositiveFloat = Field(0.1, description="learning rate of these steps (released for MNIST: 0.1)")
     eta: PositiveFloat = Field(0.005, description="rate at which a site's copy of the global model follows")
     beta: PositiveFloat = Field(1.0, description="share of the sites' mean in the new global model (tuned: 2)")
+
+    def holds(self) -> AbstractSet[str]:
+        return {"carrier"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"plain forward", "plain loss", "net trains", "one loss"}
+
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
+        return dict.fromkeys(("train.optimiser", "train.schedule"), "pfedme brings rates of its own")
 
 
 class PFedMeServer(FedAvgServer):
@@ -42,8 +54,8 @@ class PFedMeServer(FedAvgServer):
         self.statistics = frozenset(groups(self.new_net())["statistics"])
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
-        updates = yield Ask("train", sites, model=self.state.model)
-        mean = average(updates, "model", self.setting.config.train.aggregation)
+        updates = yield Ask("train", sites, model=self.model_for(sites))
+        mean = self.merge(updates, number)
         self.state.model = step_towards(self.state.model, mean, self.options.beta, self.statistics)
 
 
@@ -54,10 +66,6 @@ class PFedMeClient(TwoNetClient):
         "train": TwoNetClient.discloses["train"]
         | {"model": "the site's copy of the global weights after local training, and batch-norm statistics"}
     }
-
-    @classmethod
-    def ignores(cls, setting: Setting) -> tuple[str, ...]:
-        return ("train.optimiser", "train.schedule")
 
     def build(self) -> None:
         super().build()
@@ -75,11 +83,12 @@ class PFedMeClient(TwoNetClient):
         features = self.personal.features(batch.image)
         return SimpleNamespace(features=features, logits=self.personal.classify(features))
 
-    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    def adjust(self, gradients: Gradients) -> Gradients:
         """The gradient of f(theta) + lambda/2 |theta - w|^2."""
+        personal: list[Tensor] = list(self.personal.parameters())
         with torch.no_grad():
-            apart = torch._foreach_sub(list(self.personal.parameters()), list(self.net.parameters()))
-        return added(gradients, apart, self.options.regularisation)
+            apart = list(torch._foreach_sub(personal, list(self.net.parameters())))
+        return added(gradients, personal, apart, self.options.regularisation)
 
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
         """Algorithm 1: K steps towards theta, then w - eta lambda (w - theta)."""

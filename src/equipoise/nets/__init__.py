@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 from equipoise.core.errors import UserError
-from equipoise.nets.base import Net, groups
+from equipoise.nets.base import Net, all_but, groups
 from equipoise.nets.config import NetConfig
 from equipoise.nets.pretrained import efficientnet_b0, efficientnet_lite0, resnet18
 from equipoise.nets.small import small_cnn, vgg16_slim
 from equipoise.nets.weights import load_weights
 
-__all__ = ["Net", "NetConfig", "build_net", "groups"]
+__all__ = ["Net", "NetConfig", "all_but", "build_net", "groups"]
 
 PLAIN = {"small-cnn": small_cnn, "resnet18": resnet18, "vgg16-slim": vgg16_slim}
 STOCHASTIC_DEPTH = {"efficientnet-b0": efficientnet_b0, "efficientnet-lite0": efficientnet_lite0}

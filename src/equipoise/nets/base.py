@@ -104,6 +104,12 @@ def groups(net: nn.Module) -> dict[str, tuple[str, ...]]:
     return {group: tuple(names) for group, names in named.items()}
 
 
+def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:
+    """The state-dict names of a net outside some of its groups (body, head, norm, statistics), in its order."""
+    left_out = {entry for name in names for entry in groups(net)[name]}
+    return tuple(entry for entry in net.state_dict() if entry not in left_out)
+
+
 def pooled(*layers: nn.Module) -> nn.Sequential:
     """The layers, then the mean over all pixels: feature maps (B, D, h, w) -> (B, D)."""
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

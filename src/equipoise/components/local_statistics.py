@@ -1,0 +1,29 @@
+"""The running statistics of batch norm stay at each site; its weights travel (SiloBN)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import ClassVar
+
+from equipoise.contract.component import Component
+
+
+class LocalStatistics(Component):
+    """The running statistics of batch norm stay at each site.
+
+    A site that has not trained yet is measured with these entries as they were first drawn or loaded.
+    """
+
+    name: ClassVar[str] = "local-statistics"
+    paper: ClassVar[str] = "Andreux et al., SiloBN, DART at MICCAI 2020"
+    stays: ClassVar[tuple[str, ...]] = ("statistics",)
+    rank: ClassVar[int] = 10
+
+    def needs(self) -> AbstractSet[str]:
+        return {"model", "sites"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"whole model", "one model"}
+
+
+COMPONENT = LocalStatistics

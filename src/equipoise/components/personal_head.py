@@ -1,0 +1,29 @@
+"""Each site keeps a classifier; only the feature extractor is averaged (FedPer, FedNPR-Per)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import ClassVar
+
+from equipoise.contract.component import Component
+
+
+class PersonalHead(Component):
+    """Each site keeps a classifier.
+
+    A site that has not trained yet is measured with these entries as they were first drawn or loaded.
+    """
+
+    name: ClassVar[str] = "personal-head"
+    paper: ClassVar[str] = "Arivazhagan et al., FedPer, 2019"
+    stays: ClassVar[tuple[str, ...]] = ("head",)
+    rank: ClassVar[int] = 10
+
+    def needs(self) -> AbstractSet[str]:
+        return {"model", "sites"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"whole model", "one model", "class head"}
+
+
+COMPONENT = PersonalHead

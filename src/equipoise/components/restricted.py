@@ -1,0 +1,44 @@
+"""Restricted softmax: a site scales down the logits of classes that it lacks, whatever its loss is (FedRS)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.contract.component import Component, SiteSide
+from equipoise.losses import restricted_logits
+
+
+class RestrictedSite(SiteSide):
+    """Scales logits before the supervised loss sees them; prediction uses plain logits."""
+
+    def logits(self, logits: Tensor) -> Tensor:
+        if self.options.alpha == 1:
+            return logits
+        return restricted_logits(logits, self.class_counts > 0, self.options.alpha)
+
+
+class Restricted(Component):
+    """Restricted softmax."""
+
+    name: ClassVar[str] = "restricted"
+    paper: ClassVar[str] = "Li and Zhan, FedRS, KDD 2021"
+    rank: ClassVar[int] = 15
+    Site: ClassVar[type[SiteSide]] = RestrictedSite
+
+    alpha: float = Field(0.5, ge=0, le=1, description="factor of the logits of missing classes; 1: all alike")
+
+    def needs(self) -> AbstractSet[str]:
+        return {"supervised"}
+
+    def lacks(self) -> AbstractSet[str]:
+        return set() if self.alpha else {"absent classes"}  # such a class's logit is 0, whatever its weights are
+
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
+        return {"alpha": "1 leaves all logits as they are"} if self.alpha == 1 else {}
+
+
+COMPONENT = Restricted
