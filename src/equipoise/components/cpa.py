@@ -143,6 +143,7 @@ class CPA(Component):
     name: ClassVar[str] = "cpa"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 21
+    counts_epochs: ClassVar[bool] = True
     distinctive: ClassVar[tuple[str, ...]] = ("prototypes",)
     Site: ClassVar[type[SiteSide]] = CPASite
     Server: ClassVar[type[ServerSide]] = CPAServer

@@ -55,7 +55,7 @@ class MeanModel(Component):
 
     name: ClassVar[str] = "mean-model"
     paper: ClassVar[str] = "Wu et al., FedIIC, MICCAI 2023 (Table 1)"
-    rank: ClassVar[int] = 55
+    rank: ClassVar[int] = 65
     Site: ClassVar[type[SiteSide]] = MeanModelSite
     Server: ClassVar[type[ServerSide]] = MeanModelServer
 

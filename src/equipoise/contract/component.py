@@ -101,6 +101,7 @@ class Component(Options):
         stays: groups of the net (body, head, norm, statistics) that stay at the sites
         rank: components act in this order, whatever order the user lists them in
         flat: its entries and states carry no prefix
+        counts_epochs: sites are told which local epoch of the round comes next
         defaults: config values that choosing it implies, unless the user sets them
     """
 
@@ -109,6 +110,7 @@ class Component(Options):
     stays: ClassVar[tuple[str, ...]] = ()
     rank: ClassVar[int] = 50
     flat: ClassVar[bool] = False
+    counts_epochs: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
     Site: ClassVar[type[SiteSide]]
     Server: ClassVar[type[ServerSide]]

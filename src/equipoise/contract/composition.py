@@ -144,7 +144,7 @@ class ComposedServer(Composed, Server):
         payload: Message = dict(ask.payload)
         for epoch in range(last + 1):
             payload |= self.joining(number)
-            if self.asks_by_epoch():
+            if any(component.counts_epochs for component in self.composition):
                 payload["epoch"] = epoch
             replies = yield Ask(TRAIN if epoch == last else EPOCH, ask.sites, **payload)
             for side in self.sides.values():
