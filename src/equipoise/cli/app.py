@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from equipoise.cli import hospitals as deploy_commands
+from equipoise.cli.components import components_app
 from equipoise.cli.concepts import concepts_app
 from equipoise.cli.data import data_app
 from equipoise.cli.given import given
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 methods_app = typer.Typer(help="The methods: list them, or show one with its disclosure sheet.")
 app.add_typer(methods_app, name="methods")
+app.add_typer(components_app, name="components")
 app.add_typer(data_app, name="data")
 app.add_typer(concepts_app, name="concepts")
 app.command()(study)
@@ -56,6 +58,9 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="any config va
 def run(
     source: Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")] = None,
     method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
+    components: Annotated[
+        str | None, typer.Option("--with", metavar="NAME,...", help="ideas to put on it, see `equipoise components`")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
     root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
@@ -73,6 +78,7 @@ def run(
 
     options: dict[str, Any] = {
         "method": method,
+        "components": components,
         "seed": seed,
         "data": given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
         "train": given(rounds=rounds),
@@ -80,7 +86,7 @@ def run(
     }
     refuse_twice(settings or [], options)
     config = make_config(source, settings or [], **options)
-    refuse_idle_options(settings or [], config.method)
+    refuse_idle_options(settings or [], config.method, config.components)
     folder = out or Path("runs") / config.run_name
     _run_and_report(config, folder, resume, track or [])
 

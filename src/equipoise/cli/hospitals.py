@@ -41,7 +41,7 @@ def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
 
     refuse_twice(settings or [], top)
     config = make_config(source, settings or [], **top)
-    refuse_idle_options(settings or [], config.method)
+    refuse_idle_options(settings or [], config.method, config.components)
     return config
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from equipoise.contract.component import Component, Sheet, variations
@@ -68,6 +70,11 @@ def chosen(config: Config, own: Sequence[Component], holds: Iterable[str]) -> li
     if config.npr.weight:
         found.setdefault("npr", component_of("npr", config))
     taken = set(holds).union(*(component.holds() for component in found.values()))
+    for name in config.components:
+        if "loss" in found[name].holds() and config.train.loss not in ("ce", getattr(found[name], "loss_name", "")):
+            raise UserError(
+                f"train.loss = '{config.train.loss}', but the component {name} is the loss; leave one of them out"
+            )
     if config.train.loss != "ce" and "loss" not in taken:
         name = loss_of(config.train.loss)
         found.setdefault(name, component_of(name, config))
@@ -103,3 +110,20 @@ def component_sheets() -> list[Sheet]:
                 sheet[action if joins else names(component, action)] = called
             found.append(sheet)
     return found
+
+
+def describe(name: str) -> str:
+    """What a component is, in the first paragraph of its file."""
+    get_component(name)
+    return _first_paragraph(name)
+
+
+def first_lines() -> dict[str, str]:
+    """The first sentence about each component. Loads none of them."""
+    return {name: _first_paragraph(name).split(". ")[0].rstrip(".") for name in component_names()}
+
+
+def _first_paragraph(name: str) -> str:
+    path = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")

@@ -202,6 +202,11 @@ class CPA(Component):
         return found
 
     def check(self, config: Config) -> None:
+        if self.acts and config.train.loss != "ce":
+            raise UserError(
+                f"train.loss = {config.train.loss!r}, but cpa is the loss; leave one of them out (in prr, "
+                "prr.cpa_global = false and prr.cpa_local = false leave cpa out)"
+            )
         if self.by_epoch and config.train.steps is not None:
             raise UserError(f"{self.name} acts after each local epoch: set train.epochs, not train.steps")
 

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from equipoise.core.errors import UserError, as_text
 from equipoise.core.table import Table
@@ -213,6 +222,11 @@ class Config(Table):
     npr: NprConfig = NprConfig()
     components: tuple[str, ...] = Field((), description="ideas put on the method, see `equipoise components`")
     methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods and components, by name")
+
+    @field_validator("components")
+    @classmethod
+    def _in_one_order(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(names)))
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
 from equipoise.contract.config import Config, override, parse_config, read_raw
 from equipoise.core.errors import UserError
 from equipoise.core.table import dotted
@@ -30,14 +31,41 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
         where: what to call the config in messages
     """
     raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
-    name = str(raw.get("method", Config.model_fields["method"].default))
+    raw = _composition_split(raw)
+    name, added = raw["method"], raw.get("components", [])
     raw, own = _without_own_defaults(raw, name)
-    raw = _merged(_merged(get_method(name).defaults, own), raw)
+    raw = _merged(_merged(_defaults(name, added), own), raw)
     set_here = "what the command line sets" if settings or any(value is not None for value in top.values()) else ""
     where = where or " with ".join(text for text in (source, set_here) if text) or "config"
     config = parse_config(raw, option_tables(raw), where)
-    options = all_options(name, config.methods.get(name, {}))
-    return config.model_copy(update={"methods": config.methods | ({name: options} if options else {})})
+    options = {name: all_options(name, config.methods.get(name, {}))}
+    options |= {name: component_of(name, config).model_dump(mode="json") for name in added if name != "npr"}
+    written = config.methods | {key: table for key, table in options.items() if table}
+    config = config.model_copy(update={"methods": dict(sorted(written.items()))})
+    get_method(name).components_of(config)  # what does not fit together is told here, before anything is written
+    return config
+
+
+def _composition_split(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The raw config with `method = "fedbn+margins"` taken apart, and its components in alphabetical order."""
+    name, *more = str(raw.get("method", Config.model_fields["method"].default)).split("+")
+    named = raw.get("components", ())
+    if isinstance(named, str):
+        named = [part.strip() for part in named.split(",") if part.strip()]
+    if not isinstance(named, Sequence):
+        raise UserError(f'components = {named!r}: expected a list of names, such as ["margins", "npr"]')
+    added = sorted({*map(str, named), *more})
+    for component in added:
+        get_component(component)
+    return {**raw, "method": name} | ({"components": added} if added else {})
+
+
+def _defaults(method: str, added: Sequence[str]) -> Any:
+    """Config values that a method and the components on it imply; an added loss replaces the method's usual one."""
+    found = _merged(get_method(method).defaults, defaults_of(added))
+    if any("loss" in get_component(name)().holds() for name in added) and "train" in found:
+        found = {**found, "train": {key: value for key, value in found["train"].items() if key != "loss"}}
+    return found
 
 
 def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -53,12 +81,16 @@ def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
             raise UserError(f"--set {setting}: an option of the command line gives {key}, too; leave one out")
 
 
-def refuse_idle_options(settings: Sequence[str], method: str) -> None:
-    """Refuse `key=value` settings that are options of a method which is not run."""
+def refuse_idle_options(settings: Sequence[str], method: str, components: Sequence[str] = ()) -> None:
+    """Refuse `key=value` settings that are options of a method or a component which is not in the run."""
+    name, *more = method.split("+")
+    used = {"npr", *components, *more, *loss_names().values()}
     for setting in settings:
         table = setting.partition(".")[0].strip()
-        if table in method_names() and table != method:
-            raise UserError(f"--set {setting}: the method is {method}, on which options of {table} have no effect")
+        if table in method_names() and table != name:
+            raise UserError(f"--set {setting}: the method is {name}, on which options of {table} have no effect")
+        if table in component_names() and table not in used:
+            raise UserError(f"--set {setting}: the component {table} was not put on {name}; add --with {table}")
 
 
 def _without_own_defaults(raw: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -323,7 +323,7 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
         refuse_idle_options(list(as_settings(cell.row.settings)), cell.row.method)
     except UserError as problem:
         raise UserError(f"{where}: {str(problem).removeprefix('--set ')}") from None
-    top = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
+    top: dict[str, Any] = {"method": cell.row.method, "seed": cell.seed, "name": cell.folder.name}
     config = make_config(study.preset, [*over, *settings], where, **top)
     views = get_method(config.method).client_class(config).views
     if cell.row.view in ("global", "personal") and cell.row.view not in views:

@@ -1,0 +1,73 @@
+"""Commands about components: `equipoise components` and `equipoise components show NAME`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+components_app = typer.Typer(help="The ideas that go on any method: list them, or show one with what it needs.")
+console = Console()
+
+
+@components_app.callback(invoke_without_command=True)
+def components(context: typer.Context) -> None:
+    """List the components: what each is, and the seat that it holds."""
+    from equipoise.components import component_names, first_lines, get_component
+
+    if context.invoked_subcommand:
+        return
+    table = Table(Column("component", no_wrap=True), Column("seat"), Column("what it does"), box=SIMPLE_HEAD)
+    lines = first_lines()
+    for name in component_names():
+        seats = ", ".join(sorted(get_component(name)().holds()))
+        table.add_row(escape(name), seats, escape(lines[name]))
+    console.print(table)
+    console.print("equipoise run --method fedbn --with margins,npr   puts components on a method.", highlight=False)
+
+
+@components_app.command()
+def show(name: Annotated[str, typer.Argument(help="a component, such as margins")]) -> None:
+    """Show a component: its seat, its needs, what it takes away, what leaves a site, its options, its paper."""
+    from equipoise.cli.settings import kind_in_words
+    from equipoise.components import describe, get_component
+    from equipoise.contract.component import SEATS, WORDS, variations
+    from equipoise.contract.composition import Names
+
+    kind = get_component(name)
+    usual = kind()
+    told = describe(name)
+    console.print(f"[bold]{escape(name)}[/]  {escape(told)}", highlight=False)
+    facts = {
+        "paper": kind.paper,
+        "seat": ", ".join(SEATS[seat] for seat in sorted(usual.holds())) or "none: it stands beside others",
+        "stays at the sites": ", ".join(kind.stays),
+        "needs": "; ".join(WORDS.get(word, word) for word in sorted(usual.needs())),
+        "gives": ", ".join(sorted(usual.gives())),
+        "takes away": "; ".join(WORDS.get(word, word) for word in sorted(usual.lacks())),
+    }
+    for fact, text in facts.items():
+        if text:
+            console.print(f"  {fact}: {escape(text)}", highlight=False)
+    names, seen = Names((), {}), set()
+    for component in variations(kind):
+        for action, entries in component.discloses().items():
+            for entry, text in entries.items():
+                joins = action in ("train", "epoch")
+                where = f"{action}: {names(component, entry)}" if joins else f"{names(component, action)}: {entry}"
+                if where not in seen:
+                    seen.add(where)
+                    console.print(f"  leaves a site in {escape(where)}: {escape(text)}", highlight=False)
+    if not seen:
+        console.print("  leaves a site: nothing more than the method sends")
+    for key, field in kind.model_fields.items():
+        words = kind_in_words(field.annotation, field.metadata)
+        default = field.get_default(call_default_factory=True)
+        console.print(
+            f"  {escape(name)}.{key} = {escape(str(default))}  ({escape(words)}): {escape(field.description or '')}",
+            highlight=False,
+        )
