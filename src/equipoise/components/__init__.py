@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +17,8 @@ from equipoise.contract.composition import EPOCH, TRAIN, Names
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
 
+#: where a sentence ends; "Eqs. 1" is no end
+SENTENCE_END = re.compile(r"(?<!Eq)(?<!Eqs)\. ")
 #: modules of this package that hold no component
 BASES = ("averaging",)
 
@@ -120,7 +123,7 @@ def describe(name: str) -> str:
 
 def first_lines() -> dict[str, str]:
     """The first sentence about each component. Loads none of them."""
-    return {name: _first_paragraph(name).split(". ")[0].rstrip(".") for name in component_names()}
+    return {name: SENTENCE_END.split(_first_paragraph(name))[0].rstrip(".") for name in component_names()}
 
 
 def _first_paragraph(name: str) -> str:

@@ -17,28 +17,15 @@ from torch import Tensor, nn
 
 from equipoise.contract.bulk import copy_all
 from equipoise.contract.config import OptimiserConfig
-from equipoise.contract.declared import DeclaredTensors, Role
 from equipoise.contract.optimiser import Optimiser
-from equipoise.contract.protocol import Action, Payload, Tensors, Train, Value, Work
+from equipoise.contract.protocol import Action, Payload, Tensors, Train, Work
 from equipoise.contract.setting import Setting
-from equipoise.core.streams import stream
-from equipoise.losses import supervised_loss
+from equipoise.contract.workplace import Phase, Workplace
+from equipoise.losses import cross_entropy
 from equipoise.nets import groups
 
 #: gradients by parameter; a parameter without one is not among them
 Gradients = dict[Tensor, Tensor]
-
-
-@dataclass
-class Phase:
-    """Which parameters train, by which optimiser, and whether norm layers use batch statistics.
-
-    `scheduled`: whether its learning rate follows train.schedule; a step size that is a method's own does not.
-    """
-
-    optimiser: Optimiser
-    norm: str = "train"
-    scheduled: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,21 +56,16 @@ class Client:
         self.config = setting.config
         self.options = setting.options
         self.num_classes = setting.num_classes
-        self.phases: dict[str, Phase] = {}
-        self.references: list[nn.Module] = []
-        self._declared = DeclaredTensors(type(self).__name__)
+        self.workplace = Workplace(self)
         self._full_precision = False
-        self.norm_mode = "train"
-        self.site = ""
-        self.round = 0
-        self.occasion: tuple[str, ...] = ()
         self.class_counts = self.scratch("class_counts", torch.zeros(self.num_classes))
-        self._supervised = supervised_loss(self.config.train.loss)
         self.build()
-        for holder in self.holders():
-            self._declared.check(vars(holder))
-        self._declared.remember()
-        self._fixed = [dict(vars(holder)) for holder in self.holders()]
+        self.workplace.settle()
+
+    @property
+    def round(self) -> int:
+        """Number of the present round, counted from 1; 0 before the first."""
+        return self.workplace.round
 
     @classmethod
     def adapts(cls) -> bool:
@@ -98,19 +80,19 @@ class Client:
 
     def keeps(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
         """`target` (a tensor, or entries of a module) outlives an ask and never leaves the site by itself."""
-        return self._declare("kept", name, target, entries)
+        return self.workplace.declare("kept", name, target, entries)
 
     def receives(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
         """`target` is filled from the message entry `name`; without one it holds NaN."""
-        return self._declare("received", name, target, entries)
+        return self.workplace.declare("received", name, target, entries)
 
     def scratch(self, name: str, target: Any, entries: Iterable[str] | None = None) -> Any:
         """`target` starts each ask anew: a tensor at its first value, a module at NaN until it is filled."""
-        return self._declare("scratch", name, target, entries)
+        return self.workplace.declare("scratch", name, target, entries)
 
     def reference(self, module: nn.Module) -> nn.Module:
         """A frozen module: always in eval mode, never trained."""
-        self.references.append(module.requires_grad_(False).eval())
+        self.workplace.references.append(module.requires_grad_(False).eval())
         return module
 
     def phase(
@@ -137,57 +119,11 @@ class Client:
         parameters = [(f"{prefix}.{key}" if prefix else key, parameter) for prefix, key, parameter in chosen]
         models = [prefix for prefix, _, _ in chosen]
         made = Optimiser(parameters, optimiser or self.config.train.optimiser, models)
-        self._add_phase(name, Phase(made, norm, scheduled))
-
-    def _add_phase(self, name: str, phase: Phase) -> None:
-        self.phases[name] = phase
-        if state := phase.optimiser.state():
-            self._declared.add_optimiser("kept" if phase.optimiser.config.keep else "scratch", name, state)
-
-    def _declare(self, role: Role, name: str, target: Any, entries: Iterable[str] | None) -> Any:
-        target = target if isinstance(target, nn.Module) else target.to(self.setting.device)
-        self._declared.add(role, name, target, entries)
-        return target
-
-    # ---- between asks, used by the engine ------------------------------------------------------
-
-    def begin(self, message: Mapping[str, Value], kept: Mapping[str, Tensor] | None) -> None:
-        """Fill every declared tensor for one ask at one site."""
-        self._declared.fill(message, kept)
-
-    def end(self) -> None:
-        """Forget whatever was not declared, as a site in another process would."""
-        fixed = self._fixed
-        for holder, attributes in zip(self.holders(), fixed, strict=True):
-            vars(holder).clear()
-            vars(holder).update(attributes)
-        self._fixed = fixed
-
-    def kept(self) -> Tensors:
-        """The tensors that outlive the ask, by flat name; references, not copies."""
-        return self._declared.kept()
-
-    def tensors(self) -> list[Tensor]:
-        """Every tensor that a step may read or change."""
-        return self._declared.tensors()
-
-    def modules(self) -> Iterator[nn.Module]:
-        """The modules of this client."""
-        return (value for holder in self.holders() for value in vars(holder).values() if isinstance(value, nn.Module))
+        self.workplace.add_phase(name, Phase(made, norm, scheduled))
 
     def holders(self) -> list[Any]:
         """The objects whose attributes are this client's tensors and modules."""
         return [self]
-
-    def set_mode(self, training: bool, norm: str = "train") -> None:
-        """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
-        self.norm_mode = norm
-        for module in self.modules():
-            module.train(training and module not in self.references)
-            if training and norm == "eval":
-                for part in module.modules():
-                    if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                        part.eval()
 
     # ---- what actions and hooks use ------------------------------------------------------------
 
@@ -211,11 +147,7 @@ class Client:
 
     def random(self, purpose: str, *more: str | int) -> torch.Generator:
         """A generator of this site's own for this purpose and round."""
-        return torch.Generator(device=self.setting.device).manual_seed(self.stream(purpose, *more))
-
-    def stream(self, purpose: str, *more: str | int) -> int:
-        """The seed of a random stream of this site, round and occasion (training, or a fine-tuning to evaluate)."""
-        return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)
+        return torch.Generator(device=self.setting.device).manual_seed(self.workplace.stream(purpose, *more))
 
     def precision(self) -> torch.autocast:
         """The context in which nets run: the setting's, except within `full_precision`."""
@@ -246,8 +178,8 @@ class Client:
         )
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The configured supervised loss with this site's class counts."""
-        return self._supervised(logits, labels, self.class_counts)
+        """The supervised loss: cross entropy, unless a component or the method brings another."""
+        return cross_entropy(logits, labels)
 
     # ---- hooks of the step: tensors in, tensors out, no host sync ---------------------------------
 

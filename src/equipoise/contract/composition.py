@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.contract.client import Batch, Client, Gradients, PerBatch, Phase
+from equipoise.contract.client import Batch, Client, Gradients, PerBatch
 from equipoise.contract.component import Component, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import (
@@ -30,6 +30,7 @@ from equipoise.contract.protocol import (
 )
 from equipoise.contract.server import Server
 from equipoise.contract.setting import Setting
+from equipoise.contract.workplace import Phase
 from equipoise.nets import all_but
 
 #: actions of every method, to whose replies components add entries
@@ -280,7 +281,7 @@ class ComposedClient(Composed, Client):
 
         The parameters that trained before are named after the model `first`, unless they belong to models already.
         """
-        phase = self.phases["main"]
+        phase = self.workplace.phases["main"]
         old = phase.optimiser
         plain = not any(old.models) and not self._extended
         names = [f"{first}.{key}" for key in old.names] if plain else old.names
@@ -289,7 +290,7 @@ class ComposedClient(Composed, Client):
         parameters: list[Any] = [*zip(names, old.parameters, strict=True), *more]
         owners = [*models, *([name if apart else models[0]] * len(more))]
         self._extended = True
-        self._add_phase("main", Phase(Optimiser(parameters, old.config, owners), phase.norm, phase.scheduled))
+        self.workplace.add_phase("main", Phase(Optimiser(parameters, old.config, owners), phase.norm, phase.scheduled))
 
     # ---- actions -----------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from equipoise.contract.client import Batch, Client, PerBatch, Phase
+from equipoise.contract.client import Batch, Client, PerBatch
 from equipoise.contract.component import Component, Options, Sheet, variations
 from equipoise.contract.composition import composed_client, composed_server, sheet_of
 from equipoise.contract.config import Config
 from equipoise.contract.server import Server, State
 from equipoise.contract.setting import Setting
+from equipoise.contract.workplace import Phase
 
 __all__ = ["Batch", "Client", "Component", "Method", "Options", "PerBatch", "Phase", "Server", "Setting", "State"]
 

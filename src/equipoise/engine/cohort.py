@@ -97,7 +97,7 @@ class CapturedSteps:
 
     def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
         self.stepped = True
-        key = (phase, client.norm_mode, *(_shapes(batch) for batch in batches))
+        key = (phase, client.workplace.norm_mode, *(_shapes(batch) for batch in batches))
         if key not in self._graphs and not self._worth_capturing(key, client, batches):
             eager_step(client, phase, batches, loss_sum)
             return
@@ -131,7 +131,7 @@ class CapturedSteps:
     def _capture(self, key: Any, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> Captured:
         """Warm up on throw-away values, put everything back, and record the step."""
         static = [Batch(**{name: t.clone() for name, t in vars(batch).items()}) for batch in batches]
-        tensors = [*client.tensors(), loss_sum]
+        tensors = [*client.workplace.tensors(), loss_sum]
         before = [tensor.detach().clone() for tensor in tensors]
         state = self.generator.get_state()
         began = torch.cuda.Event(enable_timing=True)

@@ -45,7 +45,7 @@ class Predictor(nn.Module):
         self.config, self.view = client.config, view
         self._client = client
         self._augmentation = build_augmentation(client.config.augment, self.size, self.channels)
-        self.parts = nn.ModuleList(self._used(client.modules()))
+        self.parts = nn.ModuleList(self._used(client.workplace.modules()))
 
     def _used(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
         """Those that are called, or of which a part is, when an image is classified."""
@@ -109,9 +109,9 @@ def _load(run: Path, site: str | None) -> Predictor:
     client = method.client_class(config)(setting)
     view, personal = _model(run, site, client)
     kept: Any = personal.pop(KEPT, None)
-    client.begin(read_payload(run / "models" / "global.safetensors") | personal, kept)
-    client.set_mode(False)
-    for tensor in client.tensors():
+    client.workplace.begin(read_payload(run / "models" / "global.safetensors") | personal, kept)
+    client.workplace.set_mode(False)
+    for tensor in client.workplace.tensors():
         tensor.requires_grad_(False)
     return Predictor(client, view, start).eval()
 

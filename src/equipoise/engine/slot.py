@@ -95,15 +95,15 @@ class Slot:
 
         The site trains and adapts on its own `data`; models are measured there too, unless `elsewhere` is given.
         """
-        client, began = self.client, time.perf_counter()
+        client, place, began = self.client, self.client.workplace, time.perf_counter()
         self._index, self._work, self._trainings = request.index, 0, 0
         self._progress = Progress(self._loss_sum.zero_())
-        client.begin(message, kept)
-        client.site, client.round = request.site, request.round
-        client.occasion = ("evaluation",) if request.action == EVALUATE else ()
+        place.begin(message, kept)
+        place.site, place.round = request.site, request.round
+        place.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
         factor = client.config.train.schedule.factor(max(request.round - 1, 0))
-        for phase in client.phases.values():
+        for phase in place.phases.values():
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
         try:
             if request.action == EVALUATE:
@@ -111,7 +111,7 @@ class Slot:
             else:
                 outcome = yield from self._act(request, dict(message), data)
         finally:
-            client.end()
+            place.end()
         outcome.facts["seconds"] = time.perf_counter() - began
         return outcome
 
@@ -126,7 +126,7 @@ class Slot:
             raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
         tensors, plain = flatten(payload)
         reply = unflatten(cloned(tensors), plain)
-        next_state = cloned(client.kept())
+        next_state = cloned(client.workplace.kept())
         soundness = Soundness(next_state)
         if request.measure:
             yield from self._drive(client.ready(), data)
@@ -161,7 +161,7 @@ class Slot:
         self._work += 1
         if isinstance(work, Train):
             # Other work does not count: what is looked up before leaves the masks of training as they are.
-            self.run_step.seed(client.stream("dropout", self._index, self._trainings))
+            self.run_step.seed(client.workplace.stream("dropout", self._index, self._trainings))
             self._trainings += 1
             yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
             result: Any = None

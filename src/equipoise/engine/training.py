@@ -109,7 +109,7 @@ class EagerSteps:
 
 def eager_step(client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
     """Run the client's step now, and add its loss times its number of samples to `loss_sum`."""
-    loss = client.step(batches, client.phases[phase])
+    loss = client.step(batches, client.workplace.phases[phase])
     loss_sum.add_(loss, alpha=sum(len(batch.label) for batch in batches))
 
 
@@ -148,8 +148,8 @@ def train(
     progress.epochs = max(progress.epochs, work.first_epoch)
     last_step = None if steps is None else progress.steps + steps
     last_epoch = None if epochs is None else progress.epochs + epochs
-    phase = client.phases[work.phase]
-    client.set_mode(True, "eval" if len(part) == 1 else phase.norm)
+    phase = client.workplace.phases[work.phase]
+    client.workplace.set_mode(True, "eval" if len(part) == 1 else phase.norm)
     while progress.epochs != last_epoch and progress.steps != last_step:
         for group in _epoch(client, part, augmentation, progress.epochs):
             run_step(client, work.phase, group, progress.loss_sum)
@@ -163,7 +163,7 @@ def train(
 
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
-    shuffling = torch.Generator().manual_seed(client.stream("order", epoch))
+    shuffling = torch.Generator().manual_seed(client.workplace.stream("order", epoch))
     batches = cut(client.order(part.host_labels, shuffling), client.config.train.batch_size)
     randomness = client.random("augment", epoch)
     together = client.batches_per_step
@@ -212,11 +212,11 @@ def _layout(client: Client, images: Tensor) -> Tensor:
 @torch.no_grad()
 def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan, *which: int) -> Tensors:
     """Run `work.function` over the part in eval mode and reduce what it gives; `which` of a round's passes this is."""
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     results: dict[str, list[Tensor]] = {}
     transform = augmentation.plain if work.view == "plain" else augmentation.view(0)
     if work.view == "cached":
-        randomness = generator(part.device, client.config.seed, "scan", "every round", client.site)
+        randomness = generator(part.device, client.config.seed, "scan", "every round", client.workplace.site)
     else:
         randomness = client.random("scan", *which)
     for rows in torch.arange(len(part)).split(client.config.evaluation.batch_size):

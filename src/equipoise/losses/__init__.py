@@ -20,8 +20,6 @@ from equipoise.losses.prototype import (
 )
 from equipoise.losses.statistics import norm_statistics_gap
 from equipoise.losses.supervised import (
-    SUPERVISED,
-    SupervisedLoss,
     balanced_softmax,
     calibrated_margins,
     class_balanced,
@@ -33,12 +31,9 @@ from equipoise.losses.supervised import (
     logit_adjusted,
     restricted_logits,
     restricted_softmax,
-    supervised_loss,
 )
 
 __all__ = [
-    "SUPERVISED",
-    "SupervisedLoss",
     "alignment_weights",
     "balanced_softmax",
     "calibrated_margins",
@@ -68,7 +63,6 @@ __all__ = [
     "restricted_softmax",
     "subcluster_regularisation",
     "subcluster_scores",
-    "supervised_loss",
     "widened",
     "working_dtype",
 ]

@@ -1,17 +1,10 @@
-"""Supervised losses for imbalanced classes, of logits (B, C) or (B, C, ...), labels and class counts (C,).
-
-`supervised_loss(name)` finds one by name, so that any method can be run with any of them.
-"""
-
-from collections.abc import Callable
+"""Supervised losses for imbalanced classes, of logits (B, C) or (B, C, ...), labels and class counts (C,)."""
 
 import torch
 from torch import Tensor
 
-from equipoise.core.arguments import check_choice, check_shape
+from equipoise.core.arguments import check_shape
 from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, widened, working_dtype
-
-SupervisedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -106,18 +99,3 @@ def fedlc(logits: Tensor, labels: Tensor, class_counts: Tensor, tau: float = 1.0
     With equal counts, or tau 0, it is cross entropy over the classes present.
     """
     return logit_adjusted(logits, labels, calibrated_margins(class_counts.to(working_dtype(logits)), tau))
-
-
-SUPERVISED: dict[str, SupervisedLoss] = {
-    "ce": lambda logits, labels, class_counts: cross_entropy(logits, labels),
-    "balanced_softmax": balanced_softmax,
-    "focal": lambda logits, labels, class_counts: focal(logits, labels),
-    "fedeamc": class_balanced,
-    "fedlc": fedlc,
-}
-
-
-def supervised_loss(name: str) -> SupervisedLoss:
-    """The loss of this name, as a function of logits, labels and class counts."""
-    check_choice("supervised loss", name, SUPERVISED)
-    return SUPERVISED[name]

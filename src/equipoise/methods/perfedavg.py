@@ -64,9 +64,9 @@ class PerFedAvgClient(FedAvgClient):
 
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
         """w - beta (I - alpha H(w; D'')) g(w - alpha g(w; D); D'), as in Algorithm 1; fo takes H for 0."""
-        if not self.options.alpha or phase is self.phases["adapt"]:
+        if not self.options.alpha or phase is self.workplace.phases["adapt"]:
             return super().step(batches[:1], phase)
-        adaptation, parameters = self.phases["adapt"].optimiser, phase.optimiser.parameters
+        adaptation, parameters = self.workplace.phases["adapt"].optimiser, phase.optimiser.parameters
         start = [parameter.detach().clone() for parameter in parameters]
         adaptation.update(self.gradients(batches[0], parameters)[1])
         loss, gradients = self.gradients(batches[1], parameters)
