@@ -78,7 +78,7 @@ def chosen(config: Config, own: Sequence[Component], holds: Iterable[str]) -> li
             raise UserError(
                 f"train.loss = '{config.train.loss}', but the component {name} is the loss; leave one of them out"
             )
-    if config.train.loss != "ce" and "loss" not in taken:
+    if config.train.loss != "ce" and not taken & {"loss", "train.loss"}:
         name = loss_of(config.train.loss)
         found.setdefault(name, component_of(name, config))
     return sorted(found.values(), key=lambda component: (component.rank, component.name))

@@ -80,7 +80,7 @@ class Options(Table):
         return ()
 
     def holds(self) -> AbstractSet[str]:
-        """The seats that the method's own code holds."""
+        """The seats that the method's own code holds; `train.loss`: it has a loss unless a component brings one."""
         return frozenset()
 
     def lacks(self) -> AbstractSet[str]:
@@ -372,6 +372,11 @@ class ServerSide:
     def merge(self, updates: Replies, number: int) -> Tensors:
         """Seat merge: the model of the sites' replies."""
         raise NotImplementedError
+
+    def evaluated(self) -> Tensors | PerSite:
+        """Seat merge: the models that all sites predict by."""
+        model: Tensors = self.server.state.model
+        return model
 
     def after(self, number: int, updates: Replies, before: Tensors, model: Tensors) -> Tensors:
         """A server step: the model that the next round starts from, where the sites' mean is `model`."""

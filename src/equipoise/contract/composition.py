@@ -21,6 +21,7 @@ from equipoise.contract.protocol import (
     Ask,
     Conversation,
     Payload,
+    PerSite,
     Replies,
     Reply,
     Tensors,
@@ -197,14 +198,19 @@ class ComposedServer(Composed, Server):
         found = super().message()
         if any("carrier" in component.holds() for component in self.composition):
             found.pop("model", None)  # what travels does not predict
-        elif "model" in found and isinstance(found["model"], dict):
-            model: Tensors = found["model"]
-            for side in self.sides.values():
-                model = side.shown(model)
-            found["model"] = model
+        elif "model" in found:
+            found["model"] = self._evaluated()
         if self.adapting:
             found |= self.joining(0)
         return found | self._predicting()
+
+    def _evaluated(self) -> Tensors | PerSite:
+        """The model that sites predict by."""
+        found: Tensors | PerSite = self._merging.evaluated() if self._merging else self.state.model
+        for side in self.sides.values():
+            if not isinstance(found, PerSite):
+                found = side.shown(found)
+        return found
 
     def _predicting(self) -> Message:
         found: Message = {}

@@ -149,7 +149,7 @@ def _replaced(setting: Setting, components: Sequence[Component]) -> dict[str, st
     found: dict[str, str] = {}
     for part in (setting.options, *components):
         found |= {key: why for key, why in part.without_effect(setting).items() if "." in key}
-    if "loss" in setting.options.holds():
+    if setting.options.holds() & {"loss", "train.loss"}:
         found["train.loss"] = f"{config.method} brings its own"
     for component in components:
         if "loss" in component.holds() and getattr(component, "loss_name", "") != config.train.loss:

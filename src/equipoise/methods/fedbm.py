@@ -8,6 +8,7 @@ Image Analysis 2025. LKCC is the classifier (Eqs. 2 to 5), CGDE the generator (E
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -76,6 +77,9 @@ class Options(MethodOptions):
                 f"the generator is first trained after round fedbm.every = {self.every}, and there are {rounds} rounds"
             )
         return found
+
+    def holds(self) -> AbstractSet[str]:
+        return {"train.loss"} if self.frozen else set()
 
     def components(self) -> Sequence[Component]:
         texts = {name: getattr(self, name) for name in ("encoder", "bank", "concepts", "prompt_share")}
