@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import equipoise
-from equipoise.core.layers import LAYERS
+from equipoise.core.layers import LAYERS, drawing
 
 SOURCE = Path(equipoise.__file__).parent
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
@@ -49,6 +49,11 @@ def test_each_package_explains_itself_in_a_few_lines():
     for path in SOURCE.rglob("__init__.py"):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         assert text and len(text.splitlines()) <= LONGEST_WELCOME, path.relative_to(SOURCE)
+
+
+def test_the_picture_in_the_tour_is_drawn_from_the_code():
+    tour = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert drawing(SOURCE) in tour, f"put this into ARCHITECTURE.md:\n{drawing(SOURCE)}"
 
 
 def test_the_words_and_numbers_of_a_report_need_no_figures():
