@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from clients import new_server
+from composed import server_of, setting_of
 from equipoise.contract.repeat import Repeated
 from equipoise.prototypes import drive_apart
 from host_reads import HostReads
@@ -72,16 +72,19 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_from_where_it_was(caplog):
 
 
 def repeated_steps():
-    """The steps that servers repeat, by method."""
-    fedbm = new_server("fedbm", "fedbm.generator_width=2", "fedbm.generator_batch=6")
-    fedbm.generator_training.parts.net.eval().requires_grad_(False)
-    creff = new_server("creff", "creff.features=8")
-    fediic = new_server("fediic")
+    """The steps that servers repeat, by what they do."""
+
+    def side(name, method, *settings):
+        return server_of(setting_of(method, *settings)).sides[name]
+
+    generator = side("generator", "fedbm", "fedbm.generator_width=2", "fedbm.generator_batch=6")
+    generator.parts.net.eval().requires_grad_(False)
+    head = side("retrained-head", "creff", "creff.features=8")
     return {
-        "generator": fedbm.generator_training.step,
-        "matching": creff.fitting._match_step,
-        "retraining": creff.fitting._retrain_epoch,
-        "prototypes": partial(drive_apart, fediic.vectors),
+        "generator": generator.training.step,
+        "matching": head.fitting._match_step,
+        "retraining": head.fitting._retrain_epoch,
+        "prototypes": partial(drive_apart, side("inter-contrast", "fediic").vectors),
     }
 
 

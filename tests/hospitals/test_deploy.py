@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from equipoise.cli import hospitals as deploy_cli
 from equipoise.cli.app import app
 from equipoise.cli.progress import ProgressDisplay
+from equipoise.contract.method import Client
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.hospitals import brisk, flower_api, post
@@ -37,7 +38,7 @@ from equipoise.hospitals.flower_api import Link, public_key_bytes
 from equipoise.hospitals.node import _BriefSleeps
 from equipoise.hospitals.parcels import prepare, seal
 from equipoise.hospitals.pilot import check_running, files_of, lay_out, make_certificates
-from equipoise.hospitals.policy import OPTIONAL, check_words, policy_for
+from equipoise.hospitals.policy import OPTIONAL, check_policy, check_words, policy_for
 from equipoise.hospitals.post import GridPost, Unreachable
 from equipoise.hospitals.processes import Child, free_port, interrupted_by_end_of
 from equipoise.hospitals.site import check_connection, check_name, check_site
@@ -200,9 +201,14 @@ def test_a_hospital_may_lack_a_class_and_its_folder_may_have_any_name(tmp_path, 
     assert federation.sites[0].class_counts(3).tolist()[2] == 0
 
 
+def client_of(method: str, *settings: str) -> type[Client]:
+    """The client of a run, with its components."""
+    return get_method(method).client_class(tiny_config(method, *settings))
+
+
 @pytest.mark.parametrize("method", method_names())
 def test_a_methods_own_policy_names_everything_on_its_disclosure_sheet(method):
-    client = get_method(method).client
+    client = client_of(method)
     policy = policy_for(client)
     assert {"describe", "evaluate"} <= policy.keys()
     assert policy["progress"] == sorted(OPTIONAL["progress"])
@@ -212,19 +218,38 @@ def test_a_methods_own_policy_names_everything_on_its_disclosure_sheet(method):
 
 @pytest.mark.parametrize("method", method_names())
 def test_the_policy_of_every_method_is_in_known_words(method):
-    check_words(policy_for(get_method(method).client))
+    check_words(policy_for(client_of(method)))
 
 
-def test_a_variant_of_a_method_has_its_words_too():
-    config = tiny_config("prr", "prr.global_view=true")
-    policy = policy_for(get_method("prr").client_class(config))
-    assert "norm" in policy["train"]
+@pytest.mark.parametrize(
+    ("method", "setting", "action", "entry"),
+    [
+        ("prr", "prr.global_view=true", "train", "norm"),
+        ("prr", "prr.prototype_exchange=epoch", "epoch", "prototypes"),
+        ("fedavg", "components=['margins']", "margins.survey", "class_loss"),
+        ("fedavg", "components=['cpa']", "train", "cpa.prototypes"),
+        ("fedavg", "components=['cpa']", "cpa.counts", "class_counts"),
+    ],
+)
+def test_what_options_and_components_add_has_its_words_too(method, setting, action, entry):
+    plain, policy = policy_for(client_of(method)), policy_for(client_of(method, setting))
+    assert entry in policy[action] and entry not in plain.get(action, [])
     check_words(policy)
+    with pytest.raises(UserError, match=rf"this site's policy refuses the method.*{action}\.{entry}"):
+        check_policy(plain, method, client_of(method, setting))
+
+
+def test_a_policy_does_not_ask_for_what_options_leave_out():
+    policy = policy_for(client_of("prr", "prr.cpa_global=false", "prr.cpa_local=false"))
+    assert "counts" not in policy and policy["train"] == ["examples", "model"]
+    check_policy(policy, "prr", client_of("prr", "prr.cpa_global=false", "prr.cpa_local=false"))
+    with pytest.raises(UserError, match=r"train\.prototypes, .*counts\.class_counts"):
+        check_policy(policy, "prr", client_of("prr"))
 
 
 def test_words_of_a_class_that_no_method_uses_are_not_known():
-    made = type("Unregistered", (get_method("fedavg").client,), {"discloses": {"train": {"diary": "what was seen"}}})
-    policy = policy_for(get_method("fedavg").client)
+    made = type("Unregistered", (client_of("fedavg"),), {"discloses": {"train": {"diary": "what was seen"}}})
+    policy = policy_for(client_of("fedavg"))
     with pytest.raises(UserError, match="no method sends 'diary' in 'train'"):
         check_words(policy | {"train": [*policy["train"], *made.discloses["train"]]})
 
