@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
+from equipoise.contract.client import Gradients
 from equipoise.contract.method import Batch, Client, Method, Server, Setting
 from equipoise.methods import get_method
 from harness import site_states, tiny_config, tiny_federation
@@ -43,7 +44,7 @@ def new_server(method: str, *settings: str) -> Server:
     """The server of a tiny run, before its first round."""
     config = tiny_config(method, *settings)
     known = get_method(method)
-    return known.server(Setting.of(config, known, tiny_federation(config)))
+    return known.server_class(config)(Setting.of(config, known, tiny_federation(config)))
 
 
 def new_client(method: str, *settings: str, class_counts: Sequence[float] = COUNTS) -> Client:
@@ -62,6 +63,13 @@ def noise_batch(size: int = 8, classes: int = 3, seed: int = 0) -> Batch:
     """A batch of noise with labels 0, 1, 2, 0, 1, ..."""
     generator = torch.Generator().manual_seed(seed)
     return Batch(image=torch.randn(size, 3, 16, 16, generator=generator), label=torch.arange(size) % classes)
+
+
+def adjusted(client: Client, loss: Tensor) -> Gradients:
+    """The gradients of a loss by the net's parameters, as the optimiser would see them."""
+    parameters = list(client.net.parameters())
+    found = torch.autograd.grad(loss, parameters, retain_graph=True)
+    return client.adjust(dict(zip(parameters, found, strict=True)))
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

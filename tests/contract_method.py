@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.components._merging import average, total
+from equipoise.contract.client import Gradients
 from equipoise.contract.method import Batch, Client, Method, PerBatch, Phase, Server
 from equipoise.contract.protocol import (
     Action,
@@ -118,7 +119,7 @@ class ContractClient(Client):
         losses = [self.loss(batch, self.outputs(batch)) for batch in batches]
         loss = torch.stack(losses).mean()
         gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
-        phase.optimiser.update(self.adjust(list(gradients)))
+        self.descend(phase, gradients)
         self.after_step()
         return loss.detach()
 
@@ -132,8 +133,8 @@ class ContractClient(Client):
         teacher = nn.functional.mse_loss(out.logits, batch.teacher)
         return self.supervised(out.logits + 0 * self.difficulty, batch.label) + self.gate * teacher
 
-    def adjust(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        return [None if g is None else g * 1.0 for g in gradients]
+    def adjust(self, gradients: Gradients) -> Gradients:
+        return {parameter: gradient * 1.0 for parameter, gradient in gradients.items()}
 
     def after_step(self) -> None:
         self.steps_taken += 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equipoise.contract.config import Config
-from equipoise.contract.method import Method
+from equipoise.contract.method import Client, Method
 from equipoise.contract.protocol import SiteFailure, flatten
 from equipoise.data import Federation, load_federation
 from equipoise.engine.loop import Run
@@ -54,18 +55,31 @@ def site_sizes(*settings: str) -> dict[str, int]:
     return {site.name: len(site.splits["train"]) for site in tiny_federation(tiny_config("fedavg", *settings)).sites}
 
 
-def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method:
-    """A method one of whose sites is lost in one round, after it has trained."""
+def with_client(method: str, change: Callable[[type[Client]], type[Client]]) -> Method:
+    """A method whose client, components included, is changed by a function."""
     known = get_method(method)
 
-    class Lost(known.client):  # type: ignore[misc, name-defined]
-        def train(self, message: Any) -> Any:
-            reply = yield from super().train(message)
-            if self.site == lost and self.round == number:
-                raise SiteFailure("lost")
-            return reply
+    class Changed(Method):
+        def client_class(self, config: Config) -> type[Client]:
+            return change(super().client_class(config))
 
-    return dataclasses.replace(known, client=Lost)
+    return Changed(**{field.name: getattr(known, field.name) for field in dataclasses.fields(known)})
+
+
+def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method:
+    """A method one of whose sites is lost in one round, after it has trained."""
+
+    def losing(client: type[Client]) -> type[Client]:
+        class Lost(client):  # type: ignore[misc, valid-type]
+            def train(self, message: Any) -> Any:
+                reply = yield from super().train(message)
+                if self.site == lost and self.round == number:
+                    raise SiteFailure("lost")
+                return reply
+
+        return Lost
+
+    return with_client(method, losing)
 
 
 def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

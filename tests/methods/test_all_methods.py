@@ -3,39 +3,29 @@ in which a site is lost or sends NaN."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise import methods
+from equipoise.contract.component import variations
 from equipoise.contract.method import Client, Method
 from equipoise.contract.protocol import SiteFailure
 from equipoise.engine import local
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method, method_names
-from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
+from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation, with_client
 
 METHODS = method_names()
 FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=false")
-#: settings under which a short run passes through everything that a method does
-THOROUGH = {
-    "fedbm": (
-        "fedbm.every=1",
-        "fedbm.generator_steps=2",
-        "fedbm.generator_batch=8",
-        "fedbm.generator_width=4",
-        "fedbm.synthetic=4",
-    ),
-    "prr": ("prr.warmup=0", "train.epochs=3"),
-    "creff": ("creff.feature_steps=3", "creff.classifier_epochs=3"),
-}
 
 
 def settings_of(method: str) -> tuple[str, ...]:
-    return (*FEW, *THOROUGH.get(method, ()))
+    return (*FEW, *get_method(method).options.in_short)
 
 
 class Stop(Exception):
@@ -147,9 +137,8 @@ def _broken(value):
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ("local", "central")])
 @pytest.mark.parametrize("fault", ["nan", "lost"])
 def test_a_bad_or_lost_site_is_survived(tmp_path, method, fault):
-    known = get_method(method)
     config = tiny_config(method, *settings_of(method))
-    broken = dataclasses.replace(known, client=faulty(known.client, fault))
+    broken = with_client(method, partial(faulty, fault=fault))
     Run(config, broken, tiny_federation(config), tmp_path).execute()
     first, second = events(tmp_path, "round")
     assert list(first["missing"]) == ["site 2"] and second["missing"] == {}
@@ -168,8 +157,17 @@ def test_a_server_that_adds_nothing_to_another_is_not_written_down_anew(method):
     assert len(server.__bases__) > 1 or server.__dict__.keys() - {"__module__", "__doc__", "__firstlineno__"}
 
 
-#: of methods whose sites do not always send all that they may: settings under which they do, taken together
-SENDS_ALL = {"ida": [("ida.accuracy=true",)], "prr": [(), AS_RELEASED, ("prr.global_view=true",)]}
+def settings_by_sheet(method: str) -> list[list[str]]:
+    """Settings for each disclosure sheet that a method has with one switch turned, or none."""
+    known, found, seen = get_method(method), [], []
+    usual = known.options().model_dump()
+    for options in variations(known.options):
+        turned = [f"{method}.{k}={json.dumps(v)}" for k, v in options.model_dump().items() if v != usual[k]]
+        sheet = known.client_class(tiny_config(method, *turned)).discloses
+        if sheet not in seen:
+            found.append(turned)
+            seen.append(sheet)
+    return found
 
 
 def overheard(folder, method: str, *settings: str) -> dict[str, set[str]]:
@@ -191,14 +189,9 @@ def overheard(folder, method: str, *settings: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_reply_with_all_that_the_disclosure_sheet_names_and_nothing_else(tmp_path, method):
-    said: dict[str, set[str]] = {}
-    declared: dict[str, set[str]] = {}
-    for number, settings in enumerate(SENDS_ALL.get(method, [()])):
-        sheet = get_method(method).client_class(tiny_config(method, *settings)).discloses
-        for action, entries in overheard(tmp_path / str(number), method, *settings).items():
-            assert entries <= sheet[action].keys()
-            said[action] = said.get(action, set()) | entries
-        for action, entries in sheet.items():
-            declared[action] = declared.get(action, set()) | entries.keys()
-            assert all(entries.values()), "each is explained in words"
-    assert said == declared
+    known, widest = get_method(method), get_method(method).widest_sheet()
+    for number, settings in enumerate(settings_by_sheet(method)):
+        sheet = known.client_class(tiny_config(method, *settings)).discloses
+        assert overheard(tmp_path / str(number), method, *settings) == {a: set(told) for a, told in sheet.items()}
+        assert all(all(entries.values()) for entries in sheet.values()), "each is explained in words"
+        assert all(entries.keys() <= widest[action].keys() for action, entries in sheet.items())

@@ -17,7 +17,7 @@ from equipoise.components._gradient_matching import (
 )
 from equipoise.contract.protocol import Replies, Reply, Scan, flatten
 from equipoise.engine.payload_files import read_payload
-from equipoise.methods.creff import packed, unpacked
+from equipoise.components.retrained_head import packed, unpacked
 from harness import assert_same_bits, events, run_tiny, server_state
 
 FEW = ("creff.features=5", "creff.feature_steps=5", "creff.classifier_epochs=2")
@@ -142,7 +142,8 @@ def test_in_a_round_the_servers_features_come_nearer_to_what_the_sites_sent():
 
 def test_a_site_sends_mean_gradients_of_the_servers_classifier_on_its_features():
     client, batch = new_client("creff"), noise_batch(8)
-    client.classifier.copy_(normal(*client.classifier.shape, seed=3))
+    classifier = client.sides["retrained-head"].classifier
+    classifier.copy_(normal(*classifier.shape, seed=3))
     client.class_counts.copy_(torch.tensor([3.0, 3.0, 2.0, 0.0]))
     action = client.train({})
     scan = next(action)
@@ -155,7 +156,7 @@ def test_a_site_sends_mean_gradients_of_the_servers_classifier_on_its_features()
     with pytest.raises(StopIteration) as stop:
         action.send(None)
     reply = stop.value.value
-    expected = autograd_gradients(features, batch.label, client.classifier)
+    expected = autograd_gradients(features, batch.label, classifier)
     expected = expected / torch.tensor([3.0, 3.0, 2.0, 1.0])[:, None, None]
     torch.testing.assert_close(reply["gradients"], expected, rtol=1e-4, atol=1e-5)
     assert reply["present"].tolist() == [True, True, True, False]

@@ -58,7 +58,7 @@ def test_weights_and_statistics_of_norm_layers_differ_between_sites(tmp_path):
 def test_a_site_predicts_with_the_shared_weights_and_its_own_norm_layers(tmp_path):
     folder = run_tiny(tmp_path, "fedbn", *SHORT)
     setting = new_server("fedbn").setting
-    client = get_method("fedbn").client(setting)
+    client = get_method("fedbn").client_class(setting.config)(setting)
     own = kept_of(folder, "site 2", "personal")
     client.begin({"model": model_of(folder)}, {f"personal/{name}": tensor for name, tensor in own.items()})
     assert_same_bits(dict(client.net.state_dict()), model_of(folder) | own)

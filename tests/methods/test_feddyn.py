@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients import SHORT, copied, kept_of, new_client, new_server, noise_batch
+from clients import SHORT, adjusted, copied, kept_of, new_client, new_server, noise_batch
 from equipoise.contract.protocol import Replies, Reply
 from equipoise.nets import groups
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_sizes, with_lost_site
@@ -42,12 +42,12 @@ def test_gradients_are_those_of_the_loss_with_the_linear_and_the_quadratic_term(
             parameter.add_(0.01 * (index + 1))
     batch = noise_batch()
     loss = client.loss(batch, client.outputs(batch))
-    found = client.adjust(list(torch.autograd.grad(loss, parameters, retain_graph=True)))
+    found = adjusted(client, loss)
     linear = sum((g * w).sum() for g, w in zip(slopes, parameters))
     quadratic = sum(((w - w_global) ** 2).sum() for w, w_global in zip(parameters, received))
     expected = torch.autograd.grad(loss - linear + ALPHA / 2 * quadratic, parameters)
-    for one, other in zip(found, expected):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for parameter, other in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(found[parameter], other, rtol=1e-4, atol=1e-6)
 
 
 def test_after_training_the_linear_term_has_moved_by_alpha_times_the_drift():
@@ -59,7 +59,8 @@ def test_after_training_the_linear_term_has_moved_by_alpha_times_the_drift():
         client.step([noise_batch(seed=seed)], client.phases["main"])
     with pytest.raises(StopIteration):
         next(action)
-    for offset, g, w, w_global in zip(client.offset.buffers(), slopes, client.net.parameters(), received):
+    offsets = client.sides["dynamic"].offset.buffers()
+    for offset, g, w, w_global in zip(offsets, slopes, client.net.parameters(), received, strict=True):
         torch.testing.assert_close(ALPHA * offset, g - ALPHA * (w.detach() - w_global), rtol=1e-4, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients import SHORT, new_client, new_server, noise_batch
+from clients import SHORT, adjusted, new_client, new_server, noise_batch
 from harness import all_state, assert_same_bits, run_tiny, server_state
 
 ADAM = ("train.optimiser.name='adam'", "train.optimiser.lr=0.001")
@@ -28,19 +28,19 @@ def test_gradients_are_those_of_the_loss_with_the_proximal_term():
             parameter.add_(0.01 * (index + 1))
     batch = noise_batch()
     loss = client.loss(batch, client.outputs(batch))
-    found = client.adjust(list(torch.autograd.grad(loss, parameters, retain_graph=True)))
+    found = adjusted(client, loss)
     distance = sum(((w - w_global) ** 2).sum() for w, w_global in zip(parameters, received))
     expected = torch.autograd.grad(loss + 0.3 / 2 * distance, parameters)
-    for one, other in zip(found, expected):
-        torch.testing.assert_close(one, other)
+    for parameter, other in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(found[parameter], other)
 
 
 def test_a_parameter_without_a_gradient_stays_without_one():
     client = new_client("fedprox")
     next(client.train({}))
-    gradients = [None, *(torch.ones_like(p) for p in list(client.net.parameters())[1:])]
-    adjusted = client.adjust(gradients)
-    assert adjusted[0] is None and all(g is not None for g in adjusted[1:])
+    _, *others = client.net.parameters()
+    found = client.adjust({parameter: torch.ones_like(parameter) for parameter in others})
+    assert list(found) == others
 
 
 def test_the_stronger_the_pull_the_less_a_round_moves_the_model(tmp_path):

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from clients import SHORT, changed, copied, kept_of, new_client, new_server, noise_batch
-from equipoise.components._merging import all_but
 from equipoise.contract.protocol import Train
 from equipoise.methods import get_method
 from equipoise.methods.local import LocalClient
-from equipoise.nets import groups
+from equipoise.nets import all_but, groups
 from harness import assert_same_bits, events, run_tiny, server_state
 
 

@@ -6,20 +6,18 @@ import pytest
 import torch
 
 from clients import SHORT, copied, new_client, new_server, noise_batch
+from equipoise.contract.method import Server
 from equipoise.contract.protocol import Evaluate, Replies, Reply
-from equipoise.methods.ida import IDAServer
 from harness import all_state, assert_same_bits, run_tiny
 
 SIZE_ALONE = ("ida.distance=false", "ida.size=true")
 
 
-def server_of(*settings: str) -> IDAServer:
-    server = new_server("ida", *settings)
-    assert isinstance(server, IDAServer)
-    return server
+def weights_of(server: Server, replies: Replies) -> list[float]:
+    return server.sides["inverse-distance"].weights(replies)
 
 
-def replies_of(server: IDAServer, shifts: list[float], **facts: list[float]) -> Replies:
+def replies_of(server: Server, shifts: list[float], **facts: list[float]) -> Replies:
     """One site per shift, its model moved by it from the server's; further facts per site."""
     return Replies(
         [
@@ -50,9 +48,9 @@ def test_without_distances_it_is_fedavg_bit_for_bit(tmp_path, settings, aggregat
 
 
 def test_models_at_equal_distances_weigh_the_same():
-    server = server_of()
-    assert shares(server.weights(replies_of(server, [-1.0, 1.0]))) == pytest.approx([0.5, 0.5])
-    assert shares(server.weights(replies_of(server, [0.0, 0.0, 0.0]))) == pytest.approx([1 / 3] * 3)
+    server = new_server("ida")
+    assert shares(weights_of(server, replies_of(server, [-1.0, 1.0]))) == pytest.approx([0.5, 0.5])
+    assert shares(weights_of(server, replies_of(server, [0.0, 0.0, 0.0]))) == pytest.approx([1 / 3] * 3)
 
 
 # ---- weights -----------------------------------------------------------------------------------------
@@ -60,8 +58,8 @@ def test_models_at_equal_distances_weigh_the_same():
 
 def test_an_outlier_counts_by_its_inverse_distance_to_the_mean():
     """Shifts 0, 1 and 5 lie 2, 1 and 3 from their mean: weights 1/2, 1 and 1/3."""
-    server = server_of()
-    assert shares(server.weights(replies_of(server, [0.0, 1.0, 5.0]))) == pytest.approx([3 / 11, 6 / 11, 2 / 11])
+    server = new_server("ida")
+    assert shares(weights_of(server, replies_of(server, [0.0, 1.0, 5.0]))) == pytest.approx([3 / 11, 6 / 11, 2 / 11])
     by_distance = server.state.model["head.weight"] + (0 * 3 + 1 * 6 + 5 * 2) / 11
     conversation = server.round(1, ("site 0", "site 1", "site 2"))
     next(conversation)
@@ -71,19 +69,19 @@ def test_an_outlier_counts_by_its_inverse_distance_to_the_mean():
 
 
 def test_batch_norm_statistics_do_not_make_an_outlier():
-    server = server_of()
+    server = new_server("ida")
     replies = replies_of(server, [0.0, 1.0, 5.0])
-    before = server.weights(replies)
+    before = weights_of(server, replies)
     replies[1]["model"]["body.1.running_var"].fill_(1e6)
-    assert server.weights(replies) == before
+    assert weights_of(server, replies) == before
 
 
 def test_factors_multiply_and_accuracy_counts_from_chance_up():
     """Four classes: an accuracy of 0.1 counts as 0.25."""
-    server = server_of("ida.size=true", "ida.accuracy=true")
+    server = new_server("ida", "ida.size=true", "ida.accuracy=true")
     replies = replies_of(server, [0.0, 1.0, 5.0], examples=[30, 10, 20], accuracy=[0.5, 1.0, 0.1])
     expected = [30 / 2 / 0.5, 10 / 1 / 1.0, 20 / 3 / 0.25]
-    assert shares(server.weights(replies)) == pytest.approx(shares(expected))
+    assert shares(weights_of(server, replies)) == pytest.approx(shares(expected))
 
 
 def test_a_site_tells_its_training_accuracy_only_where_it_is_asked():

@@ -28,7 +28,7 @@ def experienced(*settings: str) -> Client:
     draws = torch.Generator().manual_seed(1)
     previous = {
         name: t + 0.3 * torch.randn(t.shape, generator=draws) if t.is_floating_point() and "running" not in name else t
-        for name, t in copied(client.previous.state_dict()).items()
+        for name, t in copied(client.sides["model-contrast"].previous.state_dict()).items()
     }
     kept = {f"previous/{name}": t for name, t in previous.items()} | {"trained_before/": torch.tensor(True)}
     client.begin({"model": copied(client.net.state_dict())}, kept)
@@ -71,10 +71,11 @@ def test_the_loss_adds_mu_times_the_contrast_between_the_three_models():
             parameter.mul_(1.1)
     batch = prepared(client, noise_batch())
     out = client.outputs(batch)
-    client.received.eval()
-    client.previous.eval()
-    near = F.cosine_similarity(out.features, client.received.features(batch.image)) / 0.2
-    far = F.cosine_similarity(out.features, client.previous.features(batch.image)) / 0.2
+    frozen = client.sides["model-contrast"]
+    frozen.received.eval()
+    frozen.previous.eval()
+    near = F.cosine_similarity(out.features, frozen.received.features(batch.image)) / 0.2
+    far = F.cosine_similarity(out.features, frozen.previous.features(batch.image)) / 0.2
     contrast = -(near.exp() / (near.exp() + far.exp())).log().mean()
     expected = F.cross_entropy(out.logits, batch.label) + 3 * contrast
     torch.testing.assert_close(client.loss(batch, out), expected, rtol=1e-4, atol=1e-5)
@@ -84,7 +85,7 @@ def test_training_brings_features_to_the_global_model_and_away_from_the_previous
     client = experienced("moon.mu=10")
     next(client.train({}))
     with torch.no_grad():
-        client.net.load_state_dict(client.previous.state_dict())
+        client.net.load_state_dict(client.sides["model-contrast"].previous.state_dict())
     batch = prepared(client, noise_batch(16))
 
     def contrast() -> float:
@@ -104,11 +105,12 @@ def test_the_frozen_models_are_the_received_one_and_the_one_that_was_sent_last()
     next(action)
     client.set_mode(True)
     client.step([prepared(client, noise_batch())], client.phases["main"])
-    assert_same_bits(copied(client.received.state_dict()), received)
+    frozen = client.sides["model-contrast"]
+    assert_same_bits(copied(frozen.received.state_dict()), received)
     with pytest.raises(StopIteration) as stop:
         next(action)
-    assert_same_bits(copied(client.previous.state_dict()), copied(stop.value.value["model"]))
-    assert client.trained_before
+    assert_same_bits(copied(frozen.previous.state_dict()), copied(stop.value.value["model"]))
+    assert frozen.trained_before
 
 
 # ---- the projection ----------------------------------------------------------------------------------

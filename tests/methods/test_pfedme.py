@@ -58,7 +58,9 @@ def residual(client, batch) -> tuple[float, float]:
     """|grad f(theta) + lambda (theta - w)| and |grad f(theta)|: at the inner optimum the first is 0."""
     parameters = list(client.personal.parameters())
     gradients = list(torch.autograd.grad(client.loss(batch, client.outputs(batch)), parameters))
-    norms = [torch.stack([g.norm() for g in some]).norm().item() for some in (client.adjust(gradients), gradients)]
+    adjusted = client.adjust(dict(zip(parameters, gradients, strict=True)))
+    both = [adjusted[parameter] for parameter in parameters], gradients
+    norms = [torch.stack([g.norm() for g in some]).norm().item() for some in both]
     return norms[0], norms[1]
 
 

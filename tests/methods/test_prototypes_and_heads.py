@@ -53,7 +53,7 @@ def test_no_step_reads_a_value_on_the_host(method):
     steps = WatchedSteps()
     site = federation.sites[0]
     data = SiteData(site, setting.num_classes, setting.device)
-    server = known.server(setting)
+    server = known.server_class(config)(setting)
     message = next(server.round(1, [site.name])).message(site.name)
     exhaust(new_slot(known, setting, steps).perform(Request("train", site.name, 1), message, None, data))
     assert steps.steps == 2 and steps.seen == []

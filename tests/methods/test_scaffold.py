@@ -92,10 +92,10 @@ def test_by_size_all_sites_tell_theirs_once_and_alike_none_does():
     replies = [Reply(site, {"examples": size}) for site, size in (("a", 30), ("b", 40), ("c", 50))]
     with pytest.raises(StopIteration):
         conversation.send(Replies(replies))
-    assert server.participation(Replies(replies[::2])) == pytest.approx(80 / 120)
+    assert server.sides["control-variates"].participation(Replies(replies[::2])) == pytest.approx(80 / 120)
     alike = new_server("scaffold", "train.aggregation='uniform'")
     assert list(alike.start(("a", "b", "c"))) == []
-    assert alike.participation(Replies(replies[::2])) == pytest.approx(2 / 3)
+    assert alike.sides["control-variates"].participation(Replies(replies[::2])) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("lr", [0.05, 0.02], ids=["base rate", "decayed rate"])
@@ -112,9 +112,10 @@ def test_under_plain_descent_the_own_variate_follows_option_ii_of_the_paper(lr):
     with pytest.raises(StopIteration) as stop:
         next(action)
     change = stop.value.value["variate_change"]
+    own_variate = client.sides["control-variates"].own.state_dict()
     for name, end in client.net.named_parameters():
         new = own[name] - common[name] + (start[name] - end.detach()) / (3 * lr)
-        torch.testing.assert_close(client.own.state_dict()[name], new, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(own_variate[name], new, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(change[name], new - own[name], rtol=1e-4, atol=1e-5)
 
 
@@ -132,7 +133,7 @@ def test_momentum_does_not_inflate_the_variates():
         client.step([batch], client.phases["main"])
     with pytest.raises(StopIteration):
         next(action)
-    for found, gradient in zip(client.own.buffers(), gradients):
+    for found, gradient in zip(client.sides["control-variates"].own.buffers(), gradients, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-2, atol=1e-4)
 
 
@@ -144,9 +145,10 @@ def test_a_step_takes_the_gradient_less_the_sites_own_variate_plus_the_common_on
     common, own = variates_like(client, 1.0, 1), variates_like(client, 1.0, 2)
     begun(client, common, own)
     next(client.train({}))
-    gradients = list(variates_like(client, 1.0, 3).values())
-    for found, g, c_i, c in zip(client.adjust(gradients), gradients, own.values(), common.values()):
-        torch.testing.assert_close(found, g - c_i + c)
+    slopes = variates_like(client, 1.0, 3)
+    found = client.adjust({parameter: slopes[name] for name, parameter in client.net.named_parameters()})
+    for name, parameter in client.net.named_parameters():
+        torch.testing.assert_close(found[parameter], slopes[name] - own[name] + common[name])
 
 
 def test_the_server_step_goes_part_of_the_way_and_takes_the_mean_of_statistics():
