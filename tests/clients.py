@@ -51,11 +51,11 @@ def new_client(method: str, *settings: str, class_counts: Sequence[float] = COUN
     """A client that a site of `class_counts` images has just begun the first round with, in training mode."""
     server = new_server(method, *settings)
     client = get_method(method).client_class(server.setting.config)(server.setting)
-    client.begin(server.message(), None)  # type: ignore[arg-type]
+    client.workplace.begin(server.message(), None)  # type: ignore[arg-type]
     client.class_counts.copy_(torch.tensor(class_counts))
-    for phase in client.phases.values():
+    for phase in client.workplace.phases.values():
         phase.optimiser.lr.fill_(phase.optimiser.config.lr)
-    client.set_mode(True)
+    client.workplace.set_mode(True)
     return client
 
 

@@ -47,11 +47,11 @@ def test_a_share_of_the_prompts_is_drawn_from_the_seed():
 
 def test_one_frozen_classifier_serves_every_site_and_the_evaluation():
     client = client_of(setting_of("fedbm", *ALONE))
-    trained = {id(parameter) for parameter in client.phases["main"].optimiser.parameters}
+    trained = {id(parameter) for parameter in client.workplace.phases["main"].optimiser.parameters}
     assert trained == {id(parameter) for parameter in client.net.parameters()}
     server = server_of(client.setting)
-    client.begin(server.message(), None)
-    client.set_mode(False)
+    client.workplace.begin(server.message(), None)
+    client.workplace.set_mode(False)
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         h = F.normalize(client.net(images), dim=1)
@@ -70,9 +70,9 @@ def test_the_loss_is_the_papers_surrogate_and_any_other_loss_gets_its_term():
     batch = noise_of(6)
     for loss in ("ce", "balanced_softmax"):
         client = client_of(setting_of("fedbm", *ALONE, f"train.loss={loss}"))
-        client.begin(server_of(client.setting).message(), None)
+        client.workplace.begin(server_of(client.setting).message(), None)
         client.class_counts.copy_(torch.tensor([6.0, 3.0, 1.0, 0.0]))
-        client.set_mode(False)
+        client.workplace.set_mode(False)
         out, frozen = client.outputs(batch), client.sides["concepts"].classifier
         surrogate = concept_alignment(out.output, batch.label, frozen.mean, frozen.variance, 12.5)
         if loss == "balanced_softmax":

@@ -58,7 +58,7 @@ def cpa_client(*settings: str) -> tuple[Any, Any]:
     sent_prototypes = torch.rand(4, 128, generator=draws)
     sent_prototypes[3] = 0  # nobody has told of class 3
     message = {"model": client.net.state_dict(), "prototypes": sent_prototypes}
-    client.begin(message | {"federation_counts": torch.tensor([90.0, 30.0, 6.0, 4.0])}, None)
+    client.workplace.begin(message | {"federation_counts": torch.tensor([90.0, 30.0, 6.0, 4.0])}, None)
     side.local_prototypes.copy_(torch.rand(4, 128, generator=draws))
     side.local_prototypes[2] = 0  # the site has not seen class 2
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
@@ -68,7 +68,7 @@ def cpa_client(*settings: str) -> tuple[Any, Any]:
 def test_prototypes_weigh_after_the_warm_up_and_only_where_both_sides_know_the_class():
     client, side = cpa_client()
     for number, weighed in ((2, ()), (3, (0, 1))):
-        client.round = number
+        client.workplace.round = number
         side.before_epoch()
         for label in range(4):
             labels = torch.full((8,), label)
@@ -80,7 +80,7 @@ def test_prototypes_weigh_after_the_warm_up_and_only_where_both_sides_know_the_c
 
 def test_the_refinement_alone_weighs_cross_entropy():
     client, side = cpa_client("prr.cpa_global=false")
-    client.round = 3
+    client.workplace.round = 3
     side.before_epoch()
     cosine = torch.cosine_similarity(side.local_side, side.global_side)
     expected = (4 / (cosine + 3))[LABELS] * torch.nn.functional.cross_entropy(LOGITS, LABELS, reduction="none")
@@ -92,7 +92,7 @@ def test_the_global_objective_alone_knows_no_prototypes():
     client = client_of(setting)
     counts = torch.tensor([90.0, 30.0, 6.0, 4.0])
     message = {"model": client.net.state_dict(), "federation_counts": counts, "epoch": 0}
-    client.begin(message, None)
+    client.workplace.begin(message, None)
     torch.testing.assert_close(client.supervised(LOGITS, LABELS), conjoint_prototype_aligned(LOGITS, LABELS, counts))
     assert perform(setting, "train", message).payload.keys() == {"model", "examples"}
 
@@ -102,7 +102,7 @@ def test_the_counts_of_the_site_can_stand_in_for_the_federations():
     settings = ("components=['cpa']", "cpa.counts=site", "cpa.prototypes=false")
     setting = setting_of("fedavg", *settings)
     client = client_of(setting)
-    client.begin({"model": client.net.state_dict()}, None)
+    client.workplace.begin({"model": client.net.state_dict()}, None)
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
     expected = conjoint_prototype_aligned(LOGITS, LABELS, client.class_counts)
     torch.testing.assert_close(client.supervised(LOGITS, LABELS), expected)

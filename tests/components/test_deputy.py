@@ -98,13 +98,13 @@ def lesson(student: Tensor, teacher: Tensor) -> Tensor:
 def test_each_model_gets_the_gradient_of_its_own_loss(stage, personal_learns, deputy_learns):
     client = client_of(setting_of("prr", *NO_CPA))
     side, net, batch = client.sides["deputy"], client.net, noise_of(12)
-    client.begin({"model": net.state_dict()}, None)
+    client.workplace.begin({"model": net.state_dict()}, None)
     with torch.no_grad():
         for index, parameter in enumerate(side.net.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index)))
     side.stage.fill_(stage)
     side.before_epoch()
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     parameters = [*net.parameters(), *side.net.parameters()]
     found = torch.autograd.grad(client.loss(batch, client.outputs(batch)), parameters)
     personal, deputy = net(batch.image), side.net(batch.image)
@@ -114,14 +114,14 @@ def test_each_model_gets_the_gradient_of_its_own_loss(stage, personal_learns, de
         *torch.autograd.grad(personal_loss, list(net.parameters())),
         *torch.autograd.grad(deputy_loss, list(side.net.parameters())),
     ]
-    assert {id(p) for p in client.phases["main"].optimiser.parameters} == {id(p) for p in parameters}
+    assert {id(p) for p in client.workplace.phases["main"].optimiser.parameters} == {id(p) for p in parameters}
     for mine, theirs in zip(found, expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_each_model_is_clipped_by_a_norm_of_its_own():
     client = client_of(setting_of("prr"))
-    models, names = client.phases["main"].optimiser.models, client.phases["main"].optimiser.names
+    models, names = client.workplace.phases["main"].optimiser.models, client.workplace.phases["main"].optimiser.names
     assert list(dict.fromkeys(models)) == ["personal", "deputy"]
     assert all(name.startswith(f"{model}.") for name, model in zip(names, models, strict=True))
 

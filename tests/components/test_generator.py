@@ -175,10 +175,10 @@ def test_prepared_images_are_the_generators_in_eval_mode_and_differ_from_batch_t
     setting = setting_of("fedbm", *SMALL, "train.rounds=9")
     server, client = server_of(setting), client_of(setting)
     side, generator = client.sides["generator"], generator_trained(server)
-    client.begin({**server.message(), "codes": server.state.codes, "generator": generator}, None)
-    client.set_mode(True)
+    client.workplace.begin({**server.message(), "codes": server.state.codes, "generator": generator}, None)
+    client.workplace.set_mode(True)
     assert not side.generator.training
-    client.site, client.round = "site 1", 2
+    client.workplace.site, client.workplace.round = "site 1", 2
     side.synthesis = client.random("synthesis")
     with torch.no_grad():
         fields = client.prepare(Batch(batches=3))
@@ -195,7 +195,7 @@ def test_prepared_images_are_the_generators_in_eval_mode_and_differ_from_batch_t
 @pytest.mark.parametrize("last", [False, True])
 def test_generated_images_lie_in_memory_as_local_ones(last):
     client = client_of(setting_of("fedbm", *SMALL, f"compute.channels_last={str(last).lower()}"))
-    client.set_mode(True)
+    client.workplace.set_mode(True)
     client.sides["generator"].synthesis = torch.Generator().manual_seed(0)
     with torch.no_grad():
         batches = client.prepare(Batch(batches=3))["synthetic"].rows
@@ -213,8 +213,8 @@ def both():
 def test_local_and_generated_images_weigh_alike_in_one_mean(both, classifier):
     setting = setting_of("fedbm", f"fedbm.classifier='{classifier}'", *SMALL)
     client = client_of(setting)
-    client.begin(server_of(setting).message(), None)
-    client.set_mode(False)
+    client.workplace.begin(server_of(setting).message(), None)
+    client.workplace.set_mode(False)
     single = F.cross_entropy if classifier == "learned" else client.sides["concepts"].classifier.loss
     output = client.net(torch.cat([both.image, both.synthetic]))
     labels = torch.cat([both.label, both.synthetic_label])
@@ -226,9 +226,9 @@ def test_local_and_generated_images_weigh_alike_in_one_mean(both, classifier):
 def test_class_counts_of_the_site_do_not_bear_on_generated_images(both, classifier):
     settings = (f"fedbm.classifier='{classifier}'", "train.loss='balanced_softmax'", *SMALL)
     client = client_of(setting_of("fedbm", *settings))
-    client.begin(server_of(client.setting).message(), None)
+    client.workplace.begin(server_of(client.setting).message(), None)
     client.class_counts.copy_(torch.tensor([9.0, 1.0, 0.0, 0.0]))
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     output = client.net(torch.cat([both.image, both.synthetic]))
     expected, logits = torch.zeros(()), output
     if classifier == "distribution":  # any loss of the logits may stand in for the cross entropy of Eq. 4

@@ -47,7 +47,7 @@ def test_difficulty_is_the_mean_loss_of_each_class_over_all_sites(tmp_path):
 def test_difficulty_may_be_measured_on_a_training_view():
     setting = setting_of("fediic", "fediic.difficulty_view='augmented'", *NO_CONTRAST)
     client = client_of(setting)
-    client.begin({"model": setting.new_net().state_dict()}, None)
+    client.workplace.begin({"model": setting.new_net().state_dict()}, None)
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
     part = SiteData(tiny_federation(setting.config).sites[0], setting.num_classes, setting.device)["train"]
     surveyed = scan(client, part, augmentation, next(client.survey({})))["class_loss"].sum()
@@ -63,12 +63,12 @@ def test_difficulty_may_be_measured_on_a_training_view():
 def test_a_cached_difficulty_view_is_the_same_training_view_in_every_round():
     setting = setting_of("fediic", "fediic.difficulty_view='cached'", *NO_CONTRAST)
     client = client_of(setting)
-    client.begin({"model": setting.new_net().state_dict()}, None)
+    client.workplace.begin({"model": setting.new_net().state_dict()}, None)
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
     data = [SiteData(site, setting.num_classes, setting.device) for site in tiny_federation(setting.config).sites]
 
     def surveyed(number, view, site="site 1"):
-        client.round, client.site = number, site
+        client.workplace.round, client.workplace.site = number, site
         survey = dataclasses.replace(next(client.survey({})), view=view)
         return scan(client, data[0]["train"], augmentation, survey)["class_loss"]
 

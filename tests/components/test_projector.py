@@ -22,20 +22,20 @@ def test_server_and_sites_start_from_the_same_projector():
 
 def test_the_projector_trains_with_the_net_and_is_averaged(tmp_path):
     client = client_of(setting_of("fediic", *SMALL))
-    trained = {id(parameter) for parameter in client.phases["main"].optimiser.parameters}
+    trained = {id(parameter) for parameter in client.workplace.phases["main"].optimiser.parameters}
     module = client.sides["projector"].module
     assert trained == {id(parameter) for part in (client.net, module) for parameter in part.parameters()}
-    assert not any(client.phases["main"].optimiser.models), "gradients of both are clipped together"
+    assert not any(client.workplace.phases["main"].optimiser.models), "gradients of both are clipped together"
     state = server_state(run_tiny(tmp_path, "fediic", *SMALL, "train.rounds=1"))
     assert not torch.equal(state["projector/hidden.weight"], module.hidden.weight)
 
 
 def test_both_views_pass_through_the_net_at_once_and_keep_their_places():
     client, batch = client_of(setting_of("fediic", *SMALL)), noise_of(5, "image", "second")
-    client.set_mode(True)
+    client.workplace.set_mode(True)
     client.outputs(batch)
     assert client.net.body[1].num_batches_tracked == 1
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     out = client.outputs(batch)
     for place, images in enumerate((batch.image, batch.second)):
         expected = client.sides["projector"].module(client.net.features(images))
@@ -51,7 +51,7 @@ def test_a_kept_second_view_changes_batch_norm_alone(tmp_path):
     assert one.keys() == two.keys()
     assert not torch.equal(one["model/body.1.running_var"], two["model/body.1.running_var"])
     client = client_of(setting_of("fediic", *NO_CONTRAST, "fediic.two_views='always'", "fediic.dala=false"))
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     batch = noise_of(4, "image", "second")
     expected = F.cross_entropy(client.net(batch.image), batch.label)
     torch.testing.assert_close(client.loss(batch, client.outputs(batch)), expected)

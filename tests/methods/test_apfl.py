@@ -50,7 +50,7 @@ def mixed(client, alpha: float) -> dict[str, torch.Tensor]:
 def test_a_step_moves_both_nets_and_the_mixture_by_their_gradients(alpha):
     """w by f(w); v by alpha f'(v̄); alpha by <v - w, f'(v̄)>, all at the same point."""
     client = new_client("apfl", f"apfl.alpha={alpha}", "apfl.learn='step'", "train.optimiser.momentum=0")
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     apart(client)
     rate, batch, mixture = 0.02, noise_batch(), mixed(client, alpha)
     v = [p.detach().clone() for p in client.personal.parameters()]
@@ -60,7 +60,7 @@ def test_a_step_moves_both_nets_and_the_mixture_by_their_gradients(alpha):
     at_global = torch.autograd.grad(
         F.cross_entropy(client.net(batch.image), batch.label), list(client.net.parameters())
     )
-    client.step([batch], client.phases["main"])
+    client.step([batch], client.workplace.phases["main"])
     slope = sum(((a - b) * g).sum() for a, b, g in zip(v, w, at_mixture))
     expected = min(max(alpha - rate * float(slope), 0.0), 1.0)
     assert client.alpha.item() == pytest.approx(expected, abs=1e-6)
@@ -79,7 +79,7 @@ def test_alpha_moves_as_often_as_it_is_told(learn, moves):
     found = []
     for seed in range(3):
         before = client.alpha.item()
-        client.step([noise_batch(seed=seed)], client.phases["main"])
+        client.step([noise_batch(seed=seed)], client.workplace.phases["main"])
         found.append(client.alpha.item() != before)
     assert found == moves
 
@@ -87,7 +87,7 @@ def test_alpha_moves_as_often_as_it_is_told(learn, moves):
 def test_alpha_stays_a_share_however_steep_the_slope():
     client = new_client("apfl", "apfl.learn='step'", "train.optimiser.lr=1000")
     apart(client)
-    client.step([noise_batch()], client.phases["main"])
+    client.step([noise_batch()], client.workplace.phases["main"])
     assert client.alpha.item() in (0.0, 1.0)
 
 
@@ -95,8 +95,8 @@ def test_the_personal_model_is_the_mixture_under_statistics_of_its_own():
     client = new_client("apfl", "apfl.alpha=0.3")
     apart(client)
     batch = noise_batch()
-    client.step([batch], client.phases["main"])
-    client.set_mode(False)
+    client.step([batch], client.workplace.phases["main"])
+    client.workplace.set_mode(False)
     expected = functional_call(client.personal, mixed(client, client.alpha.item()), (batch.image,))
     torch.testing.assert_close(client.predict("personal", batch), expected)
     assert torch.equal(client.predict("global", batch), client.net(batch.image))

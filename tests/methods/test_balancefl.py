@@ -102,7 +102,7 @@ def test_before_training_a_site_learns_how_features_spread_and_remembers_the_rec
     scan = next(action)
     assert isinstance(scan, Scan)
     assert_same_bits(client.teacher.state_dict(), received)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     with torch.no_grad():
         seen = scan.function(batch)
         assert isinstance(action.send(seen), Train)

@@ -24,7 +24,7 @@ def test_no_step_reads_a_value_on_the_host(method):
     with torch.no_grad():
         batch = Batch(**vars(batch), **client.prepare(batch))
     with HostReads() as host:
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     assert host.seen == []
 
 

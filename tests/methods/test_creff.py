@@ -148,7 +148,7 @@ def test_a_site_sends_mean_gradients_of_the_servers_classifier_on_its_features()
     action = client.train({})
     scan = next(action)
     assert isinstance(scan, Scan) and scan.part == "train"
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     with torch.no_grad():
         sums = scan.function(batch)
         features = client.net.features(batch.image)

@@ -54,10 +54,10 @@ def test_fine_tuning_is_forgotten_after_evaluation(tmp_path):
 def test_fine_tuning_moves_what_it_is_told_to(finetuned, moving):
     client = new_client("fedbabu", f"fedbabu.finetuned='{finetuned}'", "fedbabu.finetune_lr=0.3")
     assert list(client.adapt()) == [Train(epochs=5, phase="finetune")]
-    phase = client.phases["finetune"]
+    phase = client.workplace.phases["finetune"]
     assert phase.optimiser.config.lr == 0.3
     before = copied(client.net.state_dict())
-    client.set_mode(True, phase.norm)
+    client.workplace.set_mode(True, phase.norm)
     client.step([noise_batch()], phase)
     assert changed(before, client.net.state_dict()) == set(client.entries(client.net, *moving))
 

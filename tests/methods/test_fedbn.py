@@ -60,6 +60,6 @@ def test_a_site_predicts_with_the_shared_weights_and_its_own_norm_layers(tmp_pat
     setting = new_server("fedbn").setting
     client = get_method("fedbn").client_class(setting.config)(setting)
     own = kept_of(folder, "site 2", "personal")
-    client.begin({"model": model_of(folder)}, {f"personal/{name}": tensor for name, tensor in own.items()})
+    client.workplace.begin({"model": model_of(folder)}, {f"personal/{name}": tensor for name, tensor in own.items()})
     assert_same_bits(dict(client.net.state_dict()), model_of(folder) | own)
     assert client.views == ("personal",)

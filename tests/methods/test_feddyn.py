@@ -20,8 +20,8 @@ def begun(alpha: float):
     draws = torch.Generator().manual_seed(1)
     slopes = [0.1 * torch.randn(p.shape, generator=draws) for p in client.net.parameters()]
     kept = {f"offset/{n}": g / alpha for (n, _), g in zip(client.net.named_parameters(), slopes)}
-    client.begin({"model": copied(client.net.state_dict())}, kept)
-    client.phases["main"].optimiser.lr.fill_(0.02)
+    client.workplace.begin({"model": copied(client.net.state_dict())}, kept)
+    client.workplace.phases["main"].optimiser.lr.fill_(0.02)
     return client, slopes
 
 
@@ -56,7 +56,7 @@ def test_after_training_the_linear_term_has_moved_by_alpha_times_the_drift():
     action = client.train({})
     next(action)
     for seed in range(3):
-        client.step([noise_batch(seed=seed)], client.phases["main"])
+        client.step([noise_batch(seed=seed)], client.workplace.phases["main"])
     with pytest.raises(StopIteration):
         next(action)
     offsets = client.sides["dynamic"].offset.buffers()

@@ -32,7 +32,7 @@ def test_class_vectors_stay_a_simplex_bit_for_bit_through_all_rounds(tmp_path):
 @pytest.mark.parametrize(("settings", "size"), [((), 4), (("fedetf.size=10",), 10)])
 def test_logits_are_scaled_cosines_of_projected_features_and_the_simplex(settings, size):
     client, batch = new_client("fedetf", "fedetf.scale=3", *settings), noise_batch(8)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     head = client.net.head
     assert head.class_vectors.shape == (4, size)
     projected = client.net.features(batch.image) @ head.projection.weight.T + head.projection.bias
@@ -48,7 +48,7 @@ def test_fewer_projected_features_than_classes_are_refused():
 def test_body_projection_and_scale_train_and_travel_and_the_simplex_does_not():
     client = new_client("fedetf", "train.optimiser.weight_decay=0.1")
     before = copied(client.net.state_dict())
-    client.step([noise_batch(8)], client.phases["main"])
+    client.step([noise_batch(8)], client.workplace.phases["main"])
     moved = changed(before, client.net.state_dict())
     assert {SCALE, "head.projection.weight", "head.projection.bias", "body.0.weight"} <= moved
     assert VECTORS not in moved
@@ -116,7 +116,7 @@ def test_a_site_trains_once_more_and_then_fits_features_that_stand_still():
 
 def test_turns_move_simplex_and_projection_only_and_fit_the_site_better():
     client, batch = new_client("fedetf", "fedetf.turns=5"), noise_batch(24)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     before = copied(client.net.state_dict())
     with torch.no_grad():
         seen = client.sample(batch)
@@ -133,7 +133,7 @@ def test_turns_move_simplex_and_projection_only_and_fit_the_site_better():
 def test_the_simplex_takes_the_first_step_of_plain_gradient_descent():
     """One turn of one step each, seen with a projection that cannot move."""
     client = new_client("fedetf", *ONE_TURN, "fedetf.simplex_lr=0.5", "fedetf.projection_lr=1e-12")
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     batch: Batch = noise_batch(6)
     with torch.no_grad():
         seen = client.sample(batch)

@@ -112,9 +112,9 @@ def test_a_batch_without_companions_gives_finite_gradients(size):
     next(client.train({}))
     assert client.sides["margins"].margins[3] == -torch.inf
     batch = noise_of(size, "image", "second")
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     gradients = torch.autograd.grad(
-        client.loss(batch, client.outputs(batch)), client.phases["main"].optimiser.parameters, allow_unused=True
+        client.loss(batch, client.outputs(batch)), client.workplace.phases["main"].optimiser.parameters, allow_unused=True
     )
     assert all(g is None or g.isfinite().all() for g in gradients)
 

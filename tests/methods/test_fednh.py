@@ -79,7 +79,7 @@ def test_a_fixed_scale_keeps_every_bit_and_a_learnt_one_moves(tmp_path):
 
 def test_logits_are_scaled_cosines_of_features_and_prototypes():
     client, batch = new_client("fednh", "fednh.scale=7"), noise_batch(8)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     features = client.net.features(batch.image)
     cosines = F.cosine_similarity(features[:, None], client.net.head.class_vectors[None], dim=2)
     torch.testing.assert_close(client.outputs(batch).logits, 7 * cosines)
@@ -89,7 +89,7 @@ def test_logits_are_scaled_cosines_of_features_and_prototypes():
 def test_prototypes_stand_still_while_a_site_trains():
     client = new_client("fednh", "train.optimiser.weight_decay=0.1")
     before = copied(client.net.state_dict())
-    client.step([noise_batch(8)], client.phases["main"])
+    client.step([noise_batch(8)], client.workplace.phases["main"])
     after = client.net.state_dict()
     assert torch.equal(after[VECTORS], before[VECTORS])
     assert not torch.equal(after["body.0.weight"], before["body.0.weight"])
@@ -100,7 +100,7 @@ def test_a_site_sends_the_mean_direction_of_each_class_and_not_the_prototypes_it
     action = client.train({})
     next(action)
     scan = action.send(None)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     with torch.no_grad(), pytest.raises(StopIteration) as stop:
         action.send(scan.function(batch))
     reply, features = stop.value.value, client.net.features(batch.image).detach()

@@ -65,7 +65,7 @@ def test_features_are_drawn_to_the_prototypes_of_their_classes():
     client, batch = instructed(1.0), noise_batch(12)
     before = client.loss(batch, client.outputs(batch)).item()
     for _ in range(10):
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     assert client.loss(batch, client.outputs(batch)).item() < before - 0.2
 
 
@@ -75,7 +75,7 @@ def test_a_site_sends_the_mean_feature_of_each_class_that_it_has():
     next(action)
     scan = action.send(None)
     assert isinstance(scan, Scan) and scan.part == "train"
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     with torch.no_grad(), pytest.raises(StopIteration) as stop:
         action.send(scan.function(batch))
     reply, features = stop.value.value, client.outputs(batch).features.detach()

@@ -47,7 +47,7 @@ def test_a_reply_holds_class_means_and_counts_and_no_weights():
     assert isinstance(next(action), Train)
     scan = action.send(None)
     assert isinstance(scan, Scan) and scan.part == "train"
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     with torch.no_grad(), pytest.raises(StopIteration) as stop:
         action.send(scan.function(batch))
     reply, features = stop.value.value, client.net.features(batch.image).detach()
@@ -102,13 +102,13 @@ def test_training_draws_features_to_the_prototypes_of_their_classes():
 
     before = distance()
     for _ in range(10):
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     assert distance() < 0.7 * before
 
 
 def test_a_site_predicts_the_class_of_the_nearest_known_prototype():
     client, batch = new_client("fedproto"), noise_batch(8)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     features = client.net.features(batch.image).detach()
     client.prototypes[1].copy_(features[0])
     client.prototypes[3].copy_(features[5])
@@ -122,6 +122,6 @@ def test_before_the_first_prototypes_and_on_request_the_head_predicts():
     batch = noise_batch(8)
     for settings, known in ((("fedproto.predict='head'",), True), ((), False)):
         client = new_client("fedproto", *settings)
-        client.set_mode(False)
+        client.workplace.set_mode(False)
         client.prototypes.fill_(float(known))
         assert torch.equal(client.predict("personal", batch), client.net(batch.image))

@@ -68,9 +68,9 @@ def test_each_phase_moves_its_own_part_and_not_a_bit_of_the_other():
     entries = groups(client.net)
     moved = {}
     for phase in ("head", "main"):
-        client.set_mode(True, client.phases[phase].norm)
+        client.workplace.set_mode(True, client.workplace.phases[phase].norm)
         before = copied(client.net.state_dict())
-        client.step([noise_batch()], client.phases[phase])
+        client.step([noise_batch()], client.workplace.phases[phase])
         moved[phase] = changed(before, client.net.state_dict())
     assert moved["head"] == set(entries["head"])
     assert moved["main"] == {*entries["body"], *entries["norm"], *entries["statistics"]}

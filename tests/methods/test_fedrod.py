@@ -49,7 +49,7 @@ def test_each_branch_gets_the_gradient_of_its_own_loss_and_none_of_the_others():
 def test_at_first_the_personal_model_is_the_generic_one_and_then_their_sum():
     client = new_client("fedrod")
     batch = noise_batch()
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     assert torch.equal(client.predict("personal", batch), client.predict("global", batch))
     with torch.no_grad():
         client.personal_head.weight.normal_()
@@ -70,12 +70,12 @@ def test_gamma_is_the_exponent_of_the_class_counts():
 def test_the_personal_head_learns_the_sites_frequencies_and_the_generic_one_does_not():
     """One image under many labels: all that can be learned is how frequent classes are."""
     client = new_client("fedrod", "train.optimiser.lr=0.05", class_counts=(14.0, 1.0, 1.0, 0.0))
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     batch = noise_batch(16)
     batch.image, batch.label = batch.image[:1].expand_as(batch.image), torch.tensor([1, 2] + [0] * 14)
     for _ in range(60):
-        client.step([batch], client.phases["main"])
-    client.set_mode(False)
+        client.step([batch], client.workplace.phases["main"])
+    client.workplace.set_mode(False)
     generic, personal = (client.predict(view, batch)[0, :3].softmax(0).detach() for view in ("global", "personal"))
     torch.testing.assert_close(generic, torch.full((3,), 1 / 3), atol=0.02, rtol=0)
     torch.testing.assert_close(personal, torch.tensor([14.0, 1.0, 1.0]) / 16, atol=0.02, rtol=0)
@@ -92,6 +92,6 @@ def test_personal_heads_stay_and_both_models_are_measured(tmp_path):
 def test_a_step_moves_everything_once():
     client = new_client("fedrod")
     before = copied(client.net.state_dict()), copied(client.personal_head.state_dict())
-    client.step([noise_batch()], client.phases["main"])
+    client.step([noise_batch()], client.workplace.phases["main"])
     assert changed(before[0], client.net.state_dict()) == before[0].keys()
     assert changed(before[1], client.personal_head.state_dict()) == {"weight", "bias"}

@@ -50,5 +50,5 @@ def test_in_between_their_logits_and_gradients_are_scaled():
 
 def test_predictions_are_not_restricted():
     client, batch = new_client("fedrs", "fedrs.alpha=0"), noise_batch()
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     assert torch.equal(client.predict("global", batch), client.net(batch.image))

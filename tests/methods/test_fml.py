@@ -64,7 +64,7 @@ def distance_after(steps: int, *settings: str) -> tuple[float, float]:
     for _ in range(steps + 1):
         out = client.outputs(batch)
         distances.append((out.logits.softmax(1) - out.personal_logits.softmax(1)).abs().mean().item())
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     return distances[0], distances[-1]
 
 
@@ -80,7 +80,7 @@ def test_each_view_predicts_with_its_net(tmp_path):
     with torch.no_grad():
         client.personal.head.bias.add_(1.0)
     batch = noise_batch()
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     assert torch.equal(client.predict("global", batch), client.net(batch.image))
     assert torch.equal(client.predict("personal", batch), client.personal(batch.image))
     folder = run_tiny(tmp_path, "fml", *SHORT, "train.rounds=1")

@@ -87,7 +87,7 @@ def test_factors_multiply_and_accuracy_counts_from_chance_up():
 def test_a_site_tells_its_training_accuracy_only_where_it_is_asked():
     assert "accuracy" not in sent_by(new_client("ida"))
     client, batch = new_client("ida", "ida.accuracy=true"), noise_batch()
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     right = (client.net(batch.image).argmax(1) == batch.label).double().mean().item()
     assert sent_by(client)["accuracy"] == pytest.approx(right)
 

@@ -31,8 +31,8 @@ def experienced(*settings: str) -> Client:
         for name, t in copied(client.sides["model-contrast"].previous.state_dict()).items()
     }
     kept = {f"previous/{name}": t for name, t in previous.items()} | {"trained_before/": torch.tensor(True)}
-    client.begin({"model": copied(client.net.state_dict())}, kept)
-    client.phases["main"].optimiser.lr.fill_(0.02)
+    client.workplace.begin({"model": copied(client.net.state_dict())}, kept)
+    client.workplace.phases["main"].optimiser.lr.fill_(0.02)
     return client
 
 
@@ -64,7 +64,7 @@ def test_in_a_sites_first_round_the_contrast_has_no_gradient():
 def test_the_loss_adds_mu_times_the_contrast_between_the_three_models():
     client = experienced("moon.mu=3", "moon.temperature=0.2")
     next(client.train({}))
-    client.set_mode(True)
+    client.workplace.set_mode(True)
     with torch.no_grad():
         client.net.head.bias.add_(1.0)
         for parameter in client.net.body.parameters():
@@ -94,7 +94,7 @@ def test_training_brings_features_to_the_global_model_and_away_from_the_previous
 
     before = contrast()
     for _ in range(5):
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     assert contrast() < before - 0.05
 
 
@@ -103,8 +103,8 @@ def test_the_frozen_models_are_the_received_one_and_the_one_that_was_sent_last()
     received = copied(client.net.state_dict())
     action = client.train({})
     next(action)
-    client.set_mode(True)
-    client.step([prepared(client, noise_batch())], client.phases["main"])
+    client.workplace.set_mode(True)
+    client.step([prepared(client, noise_batch())], client.workplace.phases["main"])
     frozen = client.sides["model-contrast"]
     assert_same_bits(copied(frozen.received.state_dict()), received)
     with pytest.raises(StopIteration) as stop:

@@ -34,7 +34,7 @@ def precise_client(variant: str, *more: str) -> Client:
     settings = (f"perfedavg.alpha={ALPHA}", f"perfedavg.variant='{variant}'", "perfedavg.delta=1e-5")
     client = new_client("perfedavg", *settings, *more)
     client.net.double()
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     return client
 
 
@@ -49,7 +49,7 @@ def batches_of(count: int) -> list:
 def meta_gradient(client: Client, batches: list) -> list[torch.Tensor]:
     """What the optimiser is handed in one step."""
     handed: list[torch.Tensor] = []
-    phase = client.phases["main"]
+    phase = client.workplace.phases["main"]
     phase.optimiser.update = handed.extend
     client.step(batches, phase)
     return handed
@@ -114,7 +114,7 @@ def test_differences_are_taken_without_dropout_and_in_full_precision(monkeypatch
 @pytest.mark.parametrize("variant", ["hf", "exact"])
 def test_norm_layers_stay_in_the_mode_of_the_phase_in_every_pass(variant):
     client = precise_client(variant)
-    client.set_mode(True)
+    client.workplace.set_mode(True)
     before = client.net.body[1].num_batches_tracked.item()
     meta_gradient(client, batches_of(3))
     assert client.net.body[1].num_batches_tracked.item() - before == {"hf": 4, "exact": 3}[variant]
@@ -132,7 +132,7 @@ def test_alpha_does_not_follow_the_schedule_of_the_learning_rate(monkeypatch):
         type(slot.client),
         "step",
         lambda client, batches, phase: (
-            rates.update({name: p.optimiser.lr.item() for name, p in client.phases.items()}) or torch.zeros(())
+            rates.update({name: p.optimiser.lr.item() for name, p in client.workplace.phases.items()}) or torch.zeros(())
         ),
     )
     data = SiteData(site, setting.num_classes, setting.device)
@@ -143,11 +143,11 @@ def test_alpha_does_not_follow_the_schedule_of_the_learning_rate(monkeypatch):
 def test_a_site_adapts_by_one_plain_gradient_step():
     client = new_client("perfedavg", f"perfedavg.alpha={ALPHA}", "train.optimiser.weight_decay=0.1")
     assert list(client.adapt()) == [Train(steps=1, phase="adapt")]
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     batch, weights = noise_batch(), list(client.net.parameters())
     gradients = torch.autograd.grad(F.cross_entropy(client.net(batch.image), batch.label), weights)
     expected = [w.detach() - ALPHA * g for w, g in zip(weights, gradients)]
-    client.step([batch, noise_batch(seed=1), noise_batch(seed=2)], client.phases["adapt"])
+    client.step([batch, noise_batch(seed=1), noise_batch(seed=2)], client.workplace.phases["adapt"])
     for found, wanted in zip(weights, expected):
         torch.testing.assert_close(found.detach(), wanted)
 

@@ -31,7 +31,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_no_step_reads_a_value_on_the_host(method):
     client = new_client(method)
-    for phase in client.phases.values():
+    for phase in client.workplace.phases.values():
         with HostReads() as host:
             client.step([noise_batch(seed=seed) for seed in range(client.batches_per_step)], phase)
         assert host.seen == []

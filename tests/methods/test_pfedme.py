@@ -32,7 +32,7 @@ def test_the_optimiser_of_other_methods_and_its_schedule_play_no_part(tmp_path):
 
 def test_a_step_is_the_papers_two_levels_of_descent():
     client = new_client("pfedme", *PLAIN, "pfedme.inner_steps=3", "pfedme.regularisation=4", "pfedme.eta=0.1")
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     with torch.no_grad():
         for parameter in client.personal.parameters():
             parameter.add_(0.01)
@@ -47,7 +47,7 @@ def test_a_step_is_the_papers_two_levels_of_descent():
         with torch.no_grad():
             for theta, g, w in zip(weights, gradients, global_weights):
                 theta.sub_(0.02 * (g + 4 * (theta - w)))
-    client.step([batch], client.phases["main"])
+    client.step([batch], client.workplace.phases["main"])
     for found, theta in zip(client.personal.parameters(), weights):
         torch.testing.assert_close(found.detach(), theta.detach())
     for found, w, theta in zip(client.net.parameters(), global_weights, weights):
@@ -69,8 +69,8 @@ def test_more_inner_steps_come_closer_to_the_inner_optimum():
     batch, shares = noise_batch(), []
     for inner in (1, 20):
         client = new_client("pfedme", *PLAIN, f"pfedme.inner_steps={inner}", "pfedme.eta=1e-9")
-        client.set_mode(True, "eval")
-        client.step([batch], client.phases["main"])
+        client.workplace.set_mode(True, "eval")
+        client.step([batch], client.workplace.phases["main"])
         left, pushing = residual(client, batch)
         shares.append(left / pushing)
     assert shares[0] > 0.5 and shares[1] < 0.05
@@ -83,7 +83,7 @@ def test_a_round_starts_at_the_global_model_and_sends_its_follower():
     action = client.train({})
     next(action)
     assert_same_bits(copied(client.personal.state_dict()), copied(client.net.state_dict()))
-    client.step([noise_batch()], client.phases["main"])
+    client.step([noise_batch()], client.workplace.phases["main"])
     with pytest.raises(StopIteration) as stop:
         next(action)
     sent = stop.value.value["model"]
@@ -115,7 +115,7 @@ def test_the_personal_model_is_the_one_that_stays(tmp_path):
     assert {e["view"] for e in events(folder, "final")} == {"global", "personal"}
     client = new_client("pfedme")
     client.personal.load_state_dict(one)
-    client.set_mode(False)
+    client.workplace.set_mode(False)
     batch = noise_batch()
     assert torch.equal(client.predict("personal", batch), client.personal(batch.image))
     assert torch.equal(client.predict("global", batch), client.net(batch.image))

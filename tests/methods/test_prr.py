@@ -42,14 +42,14 @@ def golden_client(g: Mapping[str, Tensor]) -> Any:
     config = tiny_config("prr", "train.optimiser.momentum=0", "prr.warmup=0")
     options = get_method("prr").options_of(config)
     client = client_of(GoldenSetting(config, options, Classification(GOLDEN_CLASSES), 1, 16, torch.device("cpu")))
-    client.begin({"federation_counts": g["class_counts"], "prototypes": g["global_proto"]}, None)
+    client.workplace.begin({"federation_counts": g["class_counts"], "prototypes": g["global_proto"]}, None)
     with torch.no_grad():
         for net, name in ((client.net, "personal"), (client.carrier, "deputy")):
             net.body[1].weight.copy_(g[f"{name}_f"])
             net.head.weight.copy_(g[f"{name}_c"])
     client.sides["cpa"].local_prototypes.copy_(g["local_proto"])
-    client.round = 1
-    client.phases["main"].optimiser.lr.fill_(float(g["lr"]))
+    client.workplace.round = 1
+    client.workplace.phases["main"].optimiser.lr.fill_(float(g["lr"]))
     return client
 
 
@@ -65,7 +65,7 @@ def test_a_step_of_each_stage_moves_both_models_as_the_golden_one(golden, stage)
     out = client.outputs(batch)
     assert_close(client.supervised(out.logits, batch.label), g[f"s{stage}_loss_personal_sup"])
     assert_close(client.supervised(out.deputy_output, batch.label), g[f"s{stage}_loss_deputy_sup"])
-    client.step([batch], client.phases["main"])
+    client.step([batch], client.workplace.phases["main"])
     assert list(cpa.after_epoch(last=True)) == []
     assert_close(client.net.head.weight, g[f"s{stage}_personal_c"])
     assert_close(client.carrier.head.weight, g[f"s{stage}_deputy_c"])
@@ -91,7 +91,7 @@ def test_without_its_parts_it_is_fedbn_bit_for_bit(tmp_path, aggregation):
 @pytest.mark.parametrize("name", ["ce", "fedeamc", "focal"])
 def test_without_cpa_any_supervised_loss_drives_the_transfer(name):
     client = client_of(setting_of("prr", *NO_CPA, f"train.loss={name}"))
-    client.begin({"model": client.net.state_dict()}, None)
+    client.workplace.begin({"model": client.net.state_dict()}, None)
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4 // 2
     expected = supervised_loss(name)(logits, labels, client.class_counts)

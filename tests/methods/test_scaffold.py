@@ -27,8 +27,8 @@ def variates_like(client, scale: float, seed: int) -> dict[str, torch.Tensor]:
 def begun(client, common, own) -> None:
     """Let the client begin a round with these variates and the net's present weights."""
     kept = {f"own_variate/{name}": value for name, value in own.items()}
-    client.begin({"model": copied(client.net.state_dict()), "variate": common}, kept)
-    for phase in client.phases.values():
+    client.workplace.begin({"model": copied(client.net.state_dict()), "variate": common}, kept)
+    for phase in client.workplace.phases.values():
         phase.optimiser.lr.fill_(phase.optimiser.config.lr)
 
 
@@ -103,12 +103,12 @@ def test_under_plain_descent_the_own_variate_follows_option_ii_of_the_paper(lr):
     client = new_client("scaffold", *PLAIN)
     common, own = variates_like(client, 0.02, 1), variates_like(client, 0.02, 2)
     begun(client, common, own)
-    client.phases["main"].optimiser.lr.fill_(lr)
+    client.workplace.phases["main"].optimiser.lr.fill_(lr)
     start = copied(dict(client.net.named_parameters()))
     action = client.train({})
     next(action)
     for seed in range(3):
-        client.step([noise_batch(seed=seed)], client.phases["main"])
+        client.step([noise_batch(seed=seed)], client.workplace.phases["main"])
     with pytest.raises(StopIteration) as stop:
         next(action)
     change = stop.value.value["variate_change"]
@@ -124,13 +124,13 @@ def test_momentum_does_not_inflate_the_variates():
     client = new_client("scaffold", "train.optimiser.lr=1e-6")
     zeros = {name: torch.zeros_like(p) for name, p in client.net.named_parameters()}
     begun(client, zeros, zeros)
-    client.set_mode(True, "eval")
+    client.workplace.set_mode(True, "eval")
     batch, parameters = noise_batch(), list(client.net.parameters())
     gradients = torch.autograd.grad(client.loss(batch, client.outputs(batch)), parameters)
     action = client.train({})
     next(action)
     for _ in range(20):
-        client.step([batch], client.phases["main"])
+        client.step([batch], client.workplace.phases["main"])
     with pytest.raises(StopIteration):
         next(action)
     for found, gradient in zip(client.sides["control-variates"].own.buffers(), gradients, strict=True):
