@@ -2,8 +2,9 @@
 
     python benchmarks/same_bits.py REV [REV2] [--here] [--only REGEX] [--ways a,b] [--quick] [--list] [--cache DIR]
 
-REV2 is the commit that is checked out, unless it is given; `--here` takes the files of this folder as they lie, and a
-path takes another folder's. The old commit runs each case once. The new commit must give the same tensors and scores:
+REV2 is the commit that is checked out, unless the command names another. `--here` takes the files of this folder with
+uncommitted work. A path takes those of another folder. The old commit runs each case once. The new commit must give
+the same tensors and scores:
 
 - one: in one process
 - workers: with two worker processes, forked to save their start
@@ -13,7 +14,8 @@ path takes another folder's. The old commit runs each case once. The new commit 
 - folders: `report`, `predict`, `export` and `study` with folders of the old commit
 - pilot: server and hospitals of an old pilot go on under the new commit, with their policies and what they kept
 
-It prints what differs as it is found, and "N of N equal" at the end. It exits with 0 where all are equal, else with 1.
+Each difference is a line: case, way, file, tensor. The last line is "N of N equal". The exit status is 0 where all are
+equal, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -141,4 +144,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no folder is left behind
     sys.exit(main())

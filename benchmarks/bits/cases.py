@@ -6,10 +6,8 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bits.sides import Failed, Side
@@ -70,7 +68,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The method and its settings, as they are printed."""
+        """The method and its settings, for people."""
         return " ".join([self.method, *(f"{key}={_told(value)}" for key, value in self.more)])
 
     @property
@@ -109,7 +107,7 @@ def all_cases(side: Side) -> list[Case]:
     methods = method_names(side)
     found = itertools.chain(
         (case(method, {}) for method in methods),
-        *(study_cases(path, methods) for path in side.source.studies),
+        *(study_cases(study, methods) for study in side.source.studies()),
         option_cases(side, methods),
         (case(method, more) for method in methods for more in CROSSED),
         (case(method, room | more) for method, room in ROOM.items() for more in CROSSED),
@@ -130,9 +128,8 @@ def method_names(side: Side) -> list[str]:
 # ---- studies ---------------------------------------------------------------------------------------------------
 
 
-def study_cases(path: Path, methods: Iterable[str]) -> Iterator[Case]:
+def study_cases(study: Mapping[str, Any], methods: Iterable[str]) -> Iterator[Case]:
     """What each row of a study turns by itself, and once for each method what the study sets for all its rows."""
-    study = tomllib.loads(path.read_text(encoding="utf-8"))
     tables = (*(f"{method}." for method in methods), *TURNED)
     rows = study.get("row", [])
     together = [study.get("settings", {}), *(entry.get("settings", {}) for entry in study.get("data", []))]

@@ -1,4 +1,4 @@
-"""Two run folders side by side: every tensor bit for bit, every score as it was written."""
+"""Two run folders side by side: every bit of every tensor, and every score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-#: what is measured with a clock, or told of the day and the version
+#: entries that a clock or the version decides
 UNSTEADY = {"seconds", "time", "version"}
 #: events whose fields are results; the others tell how a run went
 RESULTS = ("round", "evaluation", "selection", "final")
@@ -43,8 +43,11 @@ class Tensor:
         if self.content == other.content:
             return ""
         first, second = self._numbers(), other._numbers()
-        gap = np.abs(second - first)
-        return f"{int((gap != 0).sum())} of {gap.size} numbers differ, at most by {np.nanmax(gap):.3g}"
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            gaps = np.abs(second - first)
+        parted = (gaps != 0) | (np.signbit(first) != np.signbit(second))
+        largest = np.nanmax(gaps, initial=0)
+        return f"{np.count_nonzero(parted)} of {gaps.size} numbers differ, at most by {largest:.3g}"
 
     def _numbers(self) -> np.ndarray:
         if self.kind == "BF16":  # the upper half of a float32
@@ -136,7 +139,7 @@ def differing(old: Any, new: Any, where: str) -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new)):
             yield from differing(before, after, f"{where}: {number + 1}")
-    elif old != new:
+    elif json.dumps(old) != json.dumps(new):  # 0.0 and -0.0 are equal numbers
         yield f"{where}: {_short(old)} has become {_short(new)}"
 
 

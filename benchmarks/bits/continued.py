@@ -80,7 +80,7 @@ class Folders:
         return self.scratch / f"{name}-{next(self._numbers)}"
 
     def both(self, folder: Path, *arguments: str) -> list[str]:
-        """A command line on a copy of the folder, `{}`, by each side: statuses, what is said and all files."""
+        """A command line of each side on its copy of the folder, `{}`; compares statuses, prints and files."""
         copies = [self.place("copy") / "folder" for _ in range(2)]
         answers = []
         for side, copy in zip((self.old, self.new), copies):

@@ -100,6 +100,8 @@ class Runs:
             found.note(f"{case.name} [old]", [f"the old commit fails with {status}: {self.reference.said(case)}"])
         else:
             tensors = count(self.reference(case))
+            if not tensors:
+                found.note(f"{case.name} [old]", ["no tensor is where the comparison looks for them"])
             for way in self.ways:
                 found.note(f"{case.name} [{way}]", list(self.way(case, way)), tensors)
         shutil.rmtree(self.place(case, ""), ignore_errors=True)
