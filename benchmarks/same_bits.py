@@ -75,7 +75,7 @@ def chosen(side: Side, options: argparse.Namespace) -> list[Case]:
 def cache_of(old: Source, folder: Path | None, scratch: Path) -> Path:
     """Where the old commit's runs lie; those of a folder, whose content may change, are not kept."""
     kept = folder is not None and old.commit
-    place = folder.resolve() / f"{old.commit[:12]}-{machine()}" if folder and kept else scratch / "old"
+    place = folder.resolve() / old.commit / machine() if folder and kept else scratch / "old"
     place.mkdir(parents=True, exist_ok=True)
     return place
 
@@ -97,6 +97,7 @@ def comparisons(
             found = Found()
             found.note(name, lines)
             yield found
+    reference.forget()
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> int:

@@ -54,21 +54,32 @@ class Reference:
 
     def __init__(self, old: Side, folder: Path):
         self.old, self.folder = old, folder
+        self._failed: dict[Case, Path] = {}
 
     def __call__(self, case: Case) -> Path:
         """The folder of a run; its file `status` holds the exit status."""
-        folder = self.folder / case.slug
-        if not folder.exists():
-            draft = self.folder / f".{uuid4().hex}"  # another comparison may fill the same cache
-            status, text = self.old.run(*case.arguments, "--out", draft).result()
-            draft.mkdir(parents=True, exist_ok=True)
-            (draft / "status").write_text(str(status))
-            (draft / "said").write_text(text)
-            try:
-                os.rename(draft, folder)
-            except OSError:
-                shutil.rmtree(draft)
+        folder = self._failed.get(case, self.folder / case.slug)
+        return folder if folder.exists() else self._made(case, folder)
+
+    def _made(self, case: Case, folder: Path) -> Path:
+        draft = self.folder / f".{uuid4().hex}"  # another comparison may fill the same cache
+        status, text = self.old.run(*case.arguments, "--out", draft).result()
+        draft.mkdir(parents=True, exist_ok=True)
+        (draft / "status").write_text(str(status))
+        (draft / "said").write_text(text)
+        if status not in (0, REFUSED):  # nothing to keep: it may have been an accident
+            self._failed[case] = draft
+            return draft
+        try:
+            os.rename(draft, folder)
+        except OSError:
+            shutil.rmtree(draft)
         return folder
+
+    def forget(self) -> None:
+        """Delete runs that failed."""
+        for folder in self._failed.values():
+            shutil.rmtree(folder)
 
     def status(self, case: Case) -> int:
         """The exit status of a run."""
