@@ -15,7 +15,7 @@ from bits.compare import count, differences
 from bits.continued import cut
 from bits.sides import Side
 
-#: the exit status of a command line that Equipoise refuses
+#: the exit status of a command line that Equipoise refuses; it has then written nothing
 REFUSED = 2
 #: beyond these, differences of one run are counted, not shown
 SHOWN = 12
@@ -64,10 +64,11 @@ class Reference:
     def _made(self, case: Case, folder: Path) -> Path:
         draft = self.folder / f".{uuid4().hex}"  # another comparison may fill the same cache
         status, text = self.old.run(*case.arguments, "--out", draft).result()
+        kept = status == 0 or (status == REFUSED and not draft.exists())
         draft.mkdir(parents=True, exist_ok=True)
         (draft / "status").write_text(str(status))
         (draft / "said").write_text(text)
-        if status not in (0, REFUSED):  # nothing to keep: it may have been an accident
+        if not kept:  # it may have been an accident
             self._failed[case] = draft
             return draft
         try:
@@ -84,6 +85,10 @@ class Reference:
     def status(self, case: Case) -> int:
         """The exit status of a run."""
         return int((self(case) / "status").read_text())
+
+    def failed(self, case: Case) -> bool:
+        """Whether a run broke off."""
+        return case in self._failed
 
     def said(self, case: Case) -> str:
         """The last words of a run."""
@@ -104,7 +109,7 @@ class Runs:
     def case(self, case: Case) -> Found:
         """One case in all ways."""
         found, status = Found(), self.reference.status(case)
-        if status == REFUSED:
+        if status == REFUSED and not self.reference.failed(case):
             found.refused += 1
             found.note(f"{case.name} [refused]", list(self.refusal(case)))
         elif status:
