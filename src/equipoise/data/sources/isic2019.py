@@ -1,7 +1,7 @@
 """ISIC 2019's training images: 25,331 dermoscopy images of 8 classes, with FedIIC's 7:1:2 split (Wu et al. 2023).
 
-FedIIC permutes the rows of the ground truth and cuts them, whatever lesion they show. `data.split = "grouped"` draws
-7:1:2 within each class and keeps the images of one lesion together; an image without a lesion id is a group of its own.
+FedIIC permutes the rows of the ground truth and cuts them without regard to lesions. `data.split = "grouped"` draws
+7:1:2 within each class and keeps the images of one lesion together. An image without a lesion id is a group by itself.
 """
 
 from collections import Counter

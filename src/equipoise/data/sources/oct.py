@@ -1,7 +1,6 @@
 """OCT-C8 (Naren, 2021): 24,000 optical coherence tomograms of the retina, 8 classes, the official 18,400/2,800/2,800.
 
-Images lie in `train|val|test/<class>/`. Nobody has published which of them are of one patient, so that each image is a
-group of its own.
+Images lie in `train|val|test/<class>/`. Patients are not published, so each image is a group by itself.
 """
 
 from collections import Counter

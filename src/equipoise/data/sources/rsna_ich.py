@@ -1,7 +1,7 @@
 """RSNA-ICH (Flanders et al. 2020): 67,969 CT slices with a single type of intracranial haemorrhage, 5 classes.
 
-Two papers share these slices. FedNPR (2024) released a partition into ten sites, each with a test part of its own, a
-fifth: `data.partition = "source"`. FedIIC (2023) permutes all slices and cuts them 7:1:2: any drawn partition.
+Two papers share these slices. FedNPR (2024) released a partition into ten sites, each of which tests on a fifth of its
+slices: `data.partition = "source"`. FedIIC (2023) permutes all slices and cuts them 7:1:2: any drawn partition.
 Slices are DICOM, seen through `data.window` (default each file's own, as in FedIIC's preparation), or PNG and npy made
 before. Those of one patient are a group where the files are DICOM; other files do not tell.
 """
