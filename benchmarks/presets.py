@@ -54,7 +54,8 @@ def try_preset(name: str, settings: list[str]) -> dict[str, Any]:
     except UserError as problem:
         return {"runs": False, "why": str(problem).splitlines()[0][:160]}
     seconds = time.perf_counter() - began
-    return {"runs": record.finished, "seconds": round(seconds, 1), "sites": len(record.start.sites)}
+    sites = [site for site in record.start.sites if site.name != "common"]
+    return {"runs": record.finished, "seconds": round(seconds, 1), "sites": len(sites)}
 
 
 def data_of(name: str) -> str:
