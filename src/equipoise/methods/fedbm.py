@@ -23,8 +23,8 @@ from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.contract.config import Table
 from equipoise.contract.method import Batch, Method, PerBatch, Setting
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Tensors, Value
-from equipoise.nets.base import rounded_up
 from equipoise.nets.concepts import DEFAULT_ENCODER
+from equipoise.nets.rounding import rounded_up
 
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
 
