@@ -2,15 +2,20 @@
 
     python benchmarks/same_bits.py REV [REV2] [--here] [--only REGEX] [--ways a,b] [--quick] [--list] [--cache DIR]
 
-REV2 is the commit that is checked out, unless it is given; `--here` takes the files of this folder as they lie, and a
-path takes another folder's. The old commit runs each case once. The new commit must give the same tensors and scores:
+REV2 is the commit that is checked out, unless the command names another. `--here` takes the files of this folder with
+uncommitted work. A path takes those of another folder. The old commit runs each case once. The new commit must give
+the same tensors and scores:
 
 - one: in one process
-- workers: with two worker processes (forked, to save their start; `spawned` begins them as users' runs do)
+- workers: with two worker processes, forked to save their start
+- spawned: with two worker processes that begin as users' do, for some cases
 - resumed: from its second round on
 - continued: from the second round of the old commit's run on
+- folders: `report`, `predict`, `export` and `study` with folders of the old commit
+- pilot: server and hospitals of an old pilot go on under the new commit, with their policies and what they kept
 
-It exits with 0 where all are equal, and with 1 otherwise.
+Each difference is a line: case, way, file, tensor. The last line is "N of N equal". The exit status is 0 where all are
+equal, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -18,150 +23,89 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bits.cases import Case, all_cases, quick
-from bits.compare import count, differences
+from bits.cases import SYSTEMS, Case, all_cases, quick
+from bits.continued import Folders
+from bits.runs import Found, Reference, Runs
 from bits.sides import Failed, Side, Source, checked_out, machine, running
 
 HERE = Path(__file__).resolve().parents[1]
-WAYS = ("one", "workers", "resumed", "continued", "spawned")
-#: the exit status of a command line that Equipoise refuses
-REFUSED = 2
-#: what a run that stopped in its third round would not have
-LATER = ("checkpoints/round-00003", "models", "report.html", "report.csv", "report.tex")
-SHOWN = 12
-
-
-def cut(run: Path, folder: Path) -> Path:
-    """A copy of a finished run that ended in the middle of its last round."""
-    shutil.copytree(run, folder)
-    for name in LATER:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    return folder
-
-
-class Comparison:
-    """Runs the cases of both sides and counts what is equal."""
-
-    def __init__(self, old: Side, new: Side, scratch: Path, cache: Path | None, ways: Sequence[str]):
-        self.old, self.new, self.scratch, self.ways = old, new, scratch, ways
-        self.references = scratch / "old" if cache is None else cache
-        self.total = self.equal = self.tensors = self.refused = 0
-        self.different: list[str] = []
-
-    def reference(self, case: Case) -> tuple[Path, int]:
-        """The old commit's run of a case, and its exit status."""
-        folder = self.references / case.slug
-        ended = folder / "status"
-        if not ended.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            status, text = self.old.run(*case.arguments, "--out", folder).result()
-            if status not in (0, REFUSED):
-                print(f"{case.name}: {self.old.source.title} fails with status {status}: {text[-2000:]}", flush=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            ended.write_text(str(status))
-        return folder, int(ended.read_text())
-
-    def compare(self, case: Case) -> list[str]:
-        """One case in all ways; gives lines about what differs."""
-        reference, expected = self.reference(case)
-        folder = self.scratch / "new" / case.slug
-        found: list[str] = []
-        self.refused += expected == REFUSED
-        for way in self.ways if not expected else self.ways[:1]:
-            lines = list(self._way(case, way, reference, expected, folder))
-            self.total += 1
-            self.equal += not lines
-            found += [f"{case.name} [{way}] {line}" for line in lines[:SHOWN]]
-            if len(lines) > SHOWN:
-                found.append(f"{case.name} [{way}] and {len(lines) - SHOWN} more")
-        shutil.rmtree(folder, ignore_errors=True)
-        return found
-
-    def _way(self, case: Case, way: str, reference: Path, expected: int, folder: Path) -> Iterator[str]:
-        own = folder / way
-        command = [*case.arguments, "--out", str(own)]
-        if way in ("workers", "spawned"):
-            command += ["--workers", "2"]
-        elif way in ("resumed", "continued"):
-            straight = self._straight(case, folder) if way == "resumed" else reference
-            if not (straight / "models").is_dir():
-                yield "the run to go on with did not finish"
-                return
-            cut(straight, own)
-            command.append("--resume")
-        status, text = self.new.run(*command, spawn=way == "spawned").result()
-        if status != expected or status not in (0, REFUSED):
-            yield f"exit status {expected} has become {status}: {' '.join(text.split())[-400:]}"
-        elif not expected:
-            self.tensors += count(reference)
-            yield from differences(reference, own)
-
-    def _straight(self, case: Case, folder: Path) -> Path:
-        """The new commit's undisturbed run, which `one` may have made already."""
-        own = folder / "one"
-        if not own.exists():
-            self.new.run(*case.arguments, "--out", own).result()
-        return own
-
-    def run(self, cases: Iterable[Case], processes: int) -> None:
-        """Compare cases, some at a time, and say what differs as it is found."""
-        with ThreadPoolExecutor(2 * processes) as threads:
-            for lines in threads.map(self.compare, cases):
-                self.different += lines
-                for line in lines:
-                    print(line, flush=True)
-
-
-def chosen(side: Side, options: argparse.Namespace) -> list[Case]:
-    """The cases that the command line asks for."""
-    cases = all_cases(side)
-    if options.quick:
-        cases = quick(cases)
-    cases = [case for case in cases if re.search(options.only, case.name)]
-    if not cases:
-        raise Failed(f"no case matches --only {options.only}")
-    return cases
+#: ways of running each case, and ways of using folders
+RUN_WAYS = ("one", "workers", "resumed", "continued")
+WAYS = (*RUN_WAYS, "spawned", "folders", "pilot")
+#: cases between two lines about how far the comparison is
+TOLD = 25
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", metavar="REV", help="a commit, or a folder")
     parser.add_argument("new", metavar="REV2", nargs="?", default="HEAD", help="a commit, or a folder")
     parser.add_argument("--here", action="store_true", help="compare with this folder's files as they lie")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
-    parser.add_argument("--ways", default="", help=f"of {','.join(WAYS)}; default: all but the last")
+    parser.add_argument("--only", metavar="REGEX", help="cases whose name matches; no folders and no pilot")
+    parser.add_argument("--ways", help=f"some of {','.join(WAYS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a dozen cases, one way")
     parser.add_argument("--list", action="store_true", help="name the cases and run nothing")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep the old commit's runs there")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of each commit")
     options = parser.parse_args(arguments)
-    options.ways = options.ways.split(",") if options.ways else ["one"] if options.quick else list(WAYS[:-1])
+    default = ("one",) if options.quick else RUN_WAYS if options.only else WAYS
+    options.ways = options.ways.split(",") if options.ways else list(default)
     if unknown := set(options.ways) - set(WAYS):
         parser.error(f"no such way: {', '.join(sorted(unknown))}")
     return options
 
 
-def cache_of(old: Source, folder: Path | None) -> Path | None:
-    """Where the old commit's runs are kept; a folder's content may change, so nothing of it is."""
-    return folder.resolve() / f"{old.commit[:12]}-{machine()}" if folder and old.commit else None
+def chosen(side: Side, options: argparse.Namespace) -> list[Case]:
+    """The cases that the command line asks for."""
+    cases = quick(all_cases(side)) if options.quick else all_cases(side)
+    cases = [case for case in cases if re.search(options.only or "", case.name)]
+    if not cases:
+        raise Failed(f"no case matches --only {options.only}")
+    return cases
+
+
+def cache_of(old: Source, folder: Path | None, scratch: Path) -> Path:
+    """Where the old commit's runs lie; those of a folder, whose content may change, are not kept."""
+    kept = folder is not None and old.commit
+    place = folder.resolve() / old.commit / machine() if folder and kept else scratch / "old"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def comparisons(
+    old: Side, new: Side, cases: Sequence[Case], options: argparse.Namespace, scratch: Path
+) -> Iterator[Found]:
+    """Everything that is compared, a part at a time."""
+    reference = Reference(old, cache_of(old.source, options.cache, scratch))
+    ways = [way for way in options.ways if way in RUN_WAYS]
+    if ways:
+        yield from Runs(reference, new, scratch / "new", ways).compare(cases, 2 * options.processes)
+    if "spawned" in options.ways:
+        systems = [case for case in cases if case.name in SYSTEMS]
+        yield from Runs(reference, new, scratch / "spawned", ["spawned"]).compare(systems, 1)
+    folders = Folders(old, new, scratch, reference)
+    for way in ("folders", "pilot"):
+        for name, lines in getattr(folders, way)() if way in options.ways else ():
+            found = Found()
+            found.note(name, lines)
+            yield found
+    reference.forget()
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> int:
+    """Compare and print; gives the exit status."""
     began = time.monotonic()
     old = checked_out(options.old, HERE, scratch)
     new = checked_out(str(HERE) if options.here else options.new, HERE, scratch)
+    whole = Found()
     with (
         running(old, scratch / "old.log", options.processes) as before,
         running(new, scratch / "new.log", options.processes) as after,
@@ -171,14 +115,22 @@ def compare(options: argparse.Namespace, scratch: Path) -> int:
             print("\n".join(case.name for case in cases))
             print(f"{len(cases)} cases")
             return 0
-        print(f"{old.title} against {new.title}: {len(cases)} cases, ways: {', '.join(options.ways)}", flush=True)
-        comparison = Comparison(before, after, scratch, cache_of(old, options.cache), options.ways)
-        comparison.run(cases, options.processes)
+        print(f"{old.title} against {new.title}: {len(cases)} cases; {', '.join(options.ways)}", flush=True)
+        for number, found in enumerate(comparisons(before, after, cases, options, scratch), 1):
+            whole.add(found)
+            for line in found.lines:
+                print(line, flush=True)
+            if number % TOLD == 0:
+                print(f"  {number} cases, {whole.equal} of {whole.total} equal, {_since(began)}", flush=True)
     print(
-        f"{comparison.equal} of {comparison.total} equal ({len(cases)} cases, {comparison.refused} of them refused, "
-        f"{comparison.tensors} tensors) in {time.monotonic() - began:.0f} s"
+        f"{whole.equal} of {whole.total} equal in {_since(began)}: {len(cases)} cases, {whole.refused} of them refused "
+        f"by both; {whole.tensors} tensors"
     )
-    return int(comparison.equal < comparison.total)
+    return int(whole.equal < whole.total)
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.0f} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -193,4 +145,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no folder is left behind
     sys.exit(main())

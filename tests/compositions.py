@@ -50,7 +50,9 @@ class Left:
 
     def changes(self, other: Left) -> bool:
         """Whether any bit differs that both have, other entries of the model travel, or there is a further view."""
-        travels, travelled = ({name for name in left.state if name.startswith("server/model/")} for left in (self, other))
+        travels, travelled = (
+            {name for name in left.state if name.startswith("server/model/")} for left in (self, other)
+        )
         differ = any(
             not torch.equal(mine[name], theirs[name])
             for mine, theirs in ((self.state, other.state), (self.scores, other.scores))

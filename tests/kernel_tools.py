@@ -1,6 +1,7 @@
 """Where kernels of our own are tested: on a GPU, or in Triton's interpreter; elsewhere their tests are skipped."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,20 @@ def require_triton() -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
     if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU, set TRITON_INTERPRET=1")
+
+
+def loaded(kernels):
+    """A module of kernels, where kernels can run."""
+    require_triton()
+    return kernels.module
+
+
+def stand_in(monkeypatch, kernels, **functions):
+    """Put a proven module of these functions in the place of kernels."""
+    monkeypatch.setattr(kernels, "proven", True)
+    module = SimpleNamespace(**{name: SimpleNamespace(apply=function) for name, function in functions.items()})
+    monkeypatch.setitem(vars(kernels), "module", module)
+    return module
 
 
 def random_images(shape, dtype=torch.float32, offset=0.0):

@@ -1,5 +1,5 @@
 """The parts of `benchmarks/same_bits.py`, which compares two commits bit for bit.
 
-No module here imports Equipoise. The commits are spoken to by their command line and by the files of run folders, so
-that the comparison outlives every move and change of name inside the package.
+No module here imports Equipoise. They use the command line and the files of run folders alone. The comparison
+therefore outlives every move and new name inside the package.
 """

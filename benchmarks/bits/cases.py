@@ -6,10 +6,8 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bits.sides import Failed, Side
@@ -42,6 +40,8 @@ THOROUGH: dict[str, dict[str, Any]] = {
 SYSTEMS = ("prr", "fediic", "fednpr", "fednpr-per", "fedbm")
 #: tables of a study's rows that matter on a small phantom; the others name data, sizes and devices
 TURNED = ("train.loss", "train.aggregation", "train.optimiser.", "train.schedule.", "npr.", "evaluation.")
+#: numbers that suit rounds and images by the hundred
+UNTURNED = ("evaluation.first_round", "evaluation.batch_size")
 #: what every method is crossed with
 CROSSED: tuple[dict[str, Any], ...] = (
     {"npr.weight": 0.1, "train.participation": 0.7},
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The method and its settings, as they are printed."""
+        """The method and its settings, for people."""
         return " ".join([self.method, *(f"{key}={_told(value)}" for key, value in self.more)])
 
     @property
@@ -107,7 +107,7 @@ def all_cases(side: Side) -> list[Case]:
     methods = method_names(side)
     found = itertools.chain(
         (case(method, {}) for method in methods),
-        *(study_cases(path, methods) for path in side.source.studies),
+        *(study_cases(study, methods) for study in side.source.studies()),
         option_cases(side, methods),
         (case(method, more) for method in methods for more in CROSSED),
         (case(method, room | more) for method, room in ROOM.items() for more in CROSSED),
@@ -128,24 +128,23 @@ def method_names(side: Side) -> list[str]:
 # ---- studies ---------------------------------------------------------------------------------------------------
 
 
-def study_cases(path: Path, methods: Iterable[str]) -> Iterator[Case]:
-    """What the rows of a study turn, with each of its data sets and with what it sets for all rows."""
-    study = tomllib.loads(path.read_text(encoding="utf-8"))
+def study_cases(study: Mapping[str, Any], methods: Iterable[str]) -> Iterator[Case]:
+    """What each row of a study turns by itself, and once for each method what the study sets for all its rows."""
     tables = (*(f"{method}." for method in methods), *TURNED)
-    common = _turned(study.get("settings", {}), tables)
-    for row in study.get("row", []):
-        own = _turned(row.get("settings", {}), tables)
-        table = f"{row['method']}."
-        for data in [{}, *(_turned(entry.get("settings", {}), tables) for entry in study.get("data", []))]:
-            merged = {**common, **data, **own}
-            here = {k: v for k, v in merged.items() if k.startswith((table, *TURNED))}
-            yield case(row["method"], here)
+    rows = study.get("row", [])
+    together = [study.get("settings", {}), *(entry.get("settings", {}) for entry in study.get("data", []))]
+    for method, settings in [
+        *((row["method"], row.get("settings", {})) for row in rows),
+        *((row["method"], settings) for row in rows for settings in together),
+    ]:
+        mine = (f"{method}.", *TURNED)
+        turned = _turned(settings, tables)
+        yield case(method, {key: value for key, value in turned.items() if key.startswith(mine)})
 
 
 def _turned(settings: Mapping[str, Any], tables: tuple[str, ...]) -> dict[str, Any]:
     flat = dict(_dotted(settings))
-    # Rounds of the studies are hundreds.
-    return {key: value for key, value in flat.items() if key.startswith(tables) and key != "evaluation.first_round"}
+    return {key: value for key, value in flat.items() if key.startswith(tables) and key not in UNTURNED}
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

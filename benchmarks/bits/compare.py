@@ -1,16 +1,16 @@
-"""Two run folders side by side: every tensor bit for bit, every score as it was written."""
+"""Two run folders side by side: every bit of every tensor, and every score."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-#: what is measured with a clock, or told of the day and the version
+#: entries that a clock or the version decides
 UNSTEADY = {"seconds", "time", "version"}
 #: events whose fields are results; the others tell how a run went
 RESULTS = ("round", "evaluation", "selection", "final")
@@ -43,8 +43,11 @@ class Tensor:
         if self.content == other.content:
             return ""
         first, second = self._numbers(), other._numbers()
-        gap = np.abs(second - first)
-        return f"{int((gap != 0).sum())} of {gap.size} numbers differ, at most by {np.nanmax(gap):.3g}"
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            gaps = np.abs(second - first)
+        parted = (gaps != 0) | (np.signbit(first) != np.signbit(second))
+        largest = np.nanmax(gaps, initial=0)
+        return f"{np.count_nonzero(parted)} of {gaps.size} numbers differ, at most by {largest:.3g}"
 
     def _numbers(self) -> np.ndarray:
         if self.kind == "BF16":  # the upper half of a float32
@@ -67,13 +70,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     return tensors, plain
 
 
-def differences(old: Path, new: Path) -> Iterator[str]:
-    """All in which two finished runs differ, a line each."""
+def differences(old: Path, new: Path, aside: Collection[str] = ()) -> Iterator[str]:
+    """All in which two finished runs differ, a line each; `aside` are further entries of events to leave out."""
     yield from _files(_tensor_files(old), _tensor_files(new))
     for name in sorted(_checkpoints(old) & _checkpoints(new)):
         was, now = (_manifest(folder, name) for folder in (old, new))
-        yield from _values(was, now, f"{name}/manifest.json")
-    yield from _values(results(old), results(new), "events.jsonl")
+        yield from differing(was, now, f"{name}/manifest.json")
+    yield from differing(results(old, aside), results(new, aside), "events.jsonl")
 
 
 def count(folder: Path) -> int:
@@ -92,12 +95,12 @@ def _files(old: Mapping[str, Path], new: Mapping[str, Path]) -> Iterator[str]:
                 yield f"{name}: only the {'old' if tensor in before else 'new'} run has {tensor}"
             elif how := before[tensor].differs(after[tensor]):
                 yield f"{name}: {tensor}: {how}"
-        yield from _values(plain_before, plain_after, f"{name} (plain values)")
+        yield from differing(plain_before, plain_after, f"{name} (plain values)")
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """The files with tensors, by their place in the folder."""
-    places = ("checkpoints", "sites", "models")
+    places = ("checkpoints", "sites", "models", "pilot")
     paths = (path for place in places for path in sorted((folder / place).rglob("*.safetensors")))
     return {str(path.relative_to(folder)): path for path in paths}
 
@@ -112,30 +115,31 @@ def _manifest(folder: Path, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in UNSTEADY | {"events"}}
 
 
-def results(folder: Path) -> list[Any]:
+def results(folder: Path, aside: Collection[str] = ()) -> list[Any]:
     """The events of a run that tell results."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    return [_steady(event) for event in events if event["event"] in RESULTS]
+    events = (json.loads(line) for line in lines)
+    return [_without(event, UNSTEADY.union(aside)) for event in events if event["event"] in RESULTS]
 
 
-def _steady(value: Any) -> Any:
+def _without(value: Any, names: Collection[str]) -> Any:
+    """A nested value without the entries of these names."""
     if isinstance(value, dict):
-        return {key: _steady(entry) for key, entry in value.items() if key not in UNSTEADY}
+        return {key: _without(entry, names) for key, entry in value.items() if key not in names}
     if isinstance(value, list):
-        return [_steady(entry) for entry in value]
+        return [_without(entry, names) for entry in value]
     return value
 
 
-def _values(old: Any, new: Any, where: str) -> Iterator[str]:
+def differing(old: Any, new: Any, where: str) -> Iterator[str]:
     """In which entries two nested values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
-            yield from _values(old.get(key, "nothing"), new.get(key, "nothing"), f"{where}: {key}")
+            yield from differing(old.get(key, "nothing"), new.get(key, "nothing"), f"{where}: {key}")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new)):
-            yield from _values(before, after, f"{where}: {number + 1}")
-    elif old != new:
+            yield from differing(before, after, f"{where}: {number + 1}")
+    elif json.dumps(old) != json.dumps(new):  # 0.0 and -0.0 are equal numbers
         yield f"{where}: {_short(old)} has become {_short(new)}"
 
 

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from queue import Empty, Queue
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
-#: one thread a process, as the engine's workers have; wide terminals cut no table; tests of colour would differ
+#: one thread a process, as the engine's workers have; a wide terminal without colours cuts no table
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -45,17 +46,17 @@ class Source:
     #: the commit; empty for a folder, whose content may change
     commit: str = ""
 
-    @property
-    def studies(self) -> list[Path]:
-        """The studies that come with the package, wherever it keeps them."""
-        found = sorted((self.root / "src").glob("**/studies/*.toml"))
+    def studies(self) -> list[dict[str, Any]]:
+        """The studies that come with the package, wherever it keeps them: what has rows."""
+        tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in (self.root / "src").rglob("*.toml")]
+        found = [table for table in tables if "row" in table]
         if not found:
             raise Failed(f"{self.title} has no studies to take switches from")
-        return found
+        return sorted(found, key=lambda study: str(study["name"]))
 
 
 def checked_out(name: str, repository: Path, scratch: Path) -> Source:
-    """A revision's files in a folder of their own; a path is taken as it is."""
+    """The files of a revision, in a new folder; the folder itself where the name is a path."""
     if Path(name).is_dir():
         return Source(Path(name).resolve(), str(Path(name)))
     commit = git(repository, "rev-parse", "--verify", f"{name}^{{commit}}").decode().strip()

@@ -28,7 +28,7 @@ def draw_nothing() -> None:
 
 
 def forked(method: str | None = None) -> Any:
-    """A context for process pools whose workers are forked, whatever the caller asks for."""
+    """A context that forks the workers of process pools, even if the caller asks to spawn them."""
     return CONTEXT("fork")
 
 
@@ -68,7 +68,7 @@ def exported(path: str, pixels: str) -> tuple[int, str]:
 def main() -> None:
     """Answer jobs until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not pass for an answer
+    os.dup2(2, 1)  # prints of libraries must not pass for answers
     draw_nothing()
     for line in sys.stdin:
         job = json.loads(line)

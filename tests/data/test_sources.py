@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import shlex
 import zipfile
 from collections import Counter
@@ -13,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from equipoise.cli.data import data_app
 from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, Store, load_federation, prepare, sources
 from equipoise.data.assembly import assemble
@@ -395,10 +398,30 @@ def test_labels_outside_the_class_list_are_refused(manifest):
 
 
 def test_every_source_file_is_a_source_and_says_what_it_is():
-    assert set(sources.known()) == {
-        "dermoscopy-prr", "fed-isic2019", "folder", "ham10000", "manifest", "pbc", "phantom",
-    }  # fmt: skip
     assert all(sources.known().values())
+    published = set(sources.known()) - {*sources.USER_SOURCES, *sources.DRAWN_SOURCES}
+    assert len(published) >= 10
+    for name in published:
+        assert sources.terms(name).keys() == {"licence", "obtain"}, name
+        assert "https://" in sources.terms(name)["obtain"]
+    assert sources.terms("folder:images") == {}
+
+
+def test_the_terms_of_a_data_set_are_told_before_its_images_are_at_hand(tmp_path):
+    told = CliRunner().invoke(data_app, ["inspect", "oct", "--set", f"store={tmp_path}"])
+    assert isinstance(told.exception, UserError)
+    assert "licence: CC BY-NC-SA 4.0" in told.output and "retinal-oct-c8" in told.output
+
+
+def test_the_page_about_data_has_the_terms_of_every_published_data_set():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    terms = page.split("| source | licence |")[1].split("\n\n")[0]
+    rows = {line.split("`")[1]: line for line in terms.splitlines() if line.startswith("| `")}
+    for name in set(sources.known()) - {*sources.USER_SOURCES, *sources.DRAWN_SOURCES}:
+        assert sources.terms(name)["licence"] in rows[name], name
+        assert all(link in rows[name] for link in re.findall(r"https://[^\s,;:()]+", sources.terms(name)["obtain"])), (
+            name
+        )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.data import splits
-from equipoise.data.splits import apportion, count_leaks, grouped_split, part_targets, stratified_sample
+from equipoise.data.splits import (
+    PARTS,
+    apportion,
+    count_leaks,
+    grouped_split,
+    part_targets,
+    permuted_split,
+    stratified_sample,
+    whole_sites,
+)
 
 RATIOS = (0.7, 0.1, 0.2)
 
@@ -93,3 +102,18 @@ def test_a_stratified_sample_keeps_every_class_it_has_room_for(labels, count):
     assert (np.diff(kept) > 0).all()
     if count >= len(set(labels)):
         assert set(labels[kept]) == set(labels)
+
+
+@given(st.integers(1, 60), st.integers(0, 5))
+def test_whole_sites_are_drawn_once_and_keep_the_shares(count, seed):
+    names = [f"site {number}" for number in range(60)]
+    drawn = whole_sites(names, (0.7, 0.1, 0.2), count, seed)
+    assert len(drawn) == count and set(drawn) <= set(names)
+    assert [list(drawn.values()).count(part) for part in PARTS] == list(part_targets(count, (0.7, 0.1, 0.2)))
+
+
+def test_a_permuted_split_is_cut_where_numpys_shares_are_cut():
+    for count in (10, 101, 25_331, 67_969):
+        parts = permuted_split(count, (0.7, 0.1, 0.2))
+        ends = int(0.7 * count), int(0.8 * count)
+        assert [int((parts == part).sum()) for part in PARTS] == [ends[0], ends[1] - ends[0], count - ends[1]]

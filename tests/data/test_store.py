@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, PhantomConfig, load_federation, prepare
-from equipoise.data.augment import shades_of_grey
+from equipoise.data.augment import even_brightness, shades_of_grey
 from equipoise.data.raw import decode
 from equipoise.data.sources.phantom import build
 
@@ -286,3 +287,31 @@ def test_the_camera_orientation_is_applied():
 def test_tiny_and_extreme_shapes_become_squares(shape):
     pixels = decode(encoded(Image.new("RGB", shape, (10, 200, 30))), 16)
     assert (pixels == np.array([10, 200, 30])[:, None, None]).all()
+
+
+def test_even_brightness_brings_all_images_to_one_mean_luma_and_leaves_their_hue():
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(20, 90, (4, 3, 16, 16), generator=random, dtype=torch.uint8)
+    lit = even_brightness(images)
+    luma = (lit.double() * torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1).mean((1, 2))
+    torch.testing.assert_close(luma, torch.full((4,), 127.5, dtype=torch.float64), rtol=0, atol=0.3)
+    ratio = (lit.double() / images.double()).mean((2, 3))
+    torch.testing.assert_close(ratio, ratio.mean(1, keepdim=True).expand(4, 3), rtol=5e-3, atol=0)
+    assert even_brightness(torch.zeros(1, 3, 4, 4, dtype=torch.uint8)).max() == 0
+
+
+def test_brightness_comes_before_colour_constancy_and_each_has_a_store_of_its_own(raw):
+    plain, even, both = (
+        prepare.prepare(config_for(raw, **light), progress=False)
+        for light in ({}, {"brightness": True}, {"brightness": True, "colour_constancy": True})
+    )
+    images = torch.from_numpy(plain.packed.copy())
+    assert torch.equal(torch.from_numpy(even.packed.copy()), even_brightness(images))
+    assert torch.equal(torch.from_numpy(both.packed.copy()), shades_of_grey(even_brightness(images), power=6))
+    assert len({plain.folder, even.folder, both.folder}) == 3
+
+
+def test_numpy_files_are_images_too():
+    output = io.BytesIO()
+    np.save(output, np.arange(64, dtype=np.uint8).reshape(8, 8))
+    assert (decode(output.getvalue(), 8) == np.arange(64, dtype=np.uint8).reshape(8, 8)).all()

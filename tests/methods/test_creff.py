@@ -15,9 +15,9 @@ from equipoise.components._gradient_matching import (
     matching_loss,
     with_constant,
 )
+from equipoise.components.retrained_head import packed, unpacked
 from equipoise.contract.protocol import Replies, Reply, Scan, flatten
 from equipoise.engine.payload_files import read_payload
-from equipoise.components.retrained_head import packed, unpacked
 from harness import assert_same_bits, events, run_tiny, server_state
 
 FEW = ("creff.features=5", "creff.feature_steps=5", "creff.classifier_epochs=2")

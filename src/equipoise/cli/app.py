@@ -258,12 +258,10 @@ def settings_list(
 def presets() -> None:
     """List the presets, with their data."""
     from equipoise.contract.config import preset_names, read_raw
-    from equipoise.data.sources import known
 
     for name in preset_names():
         data = read_raw(name).get("data", {}).get("name", "phantom")
-        note = "" if data in known() else "  [yellow](this source is not built in yet)[/]"
-        console.print(f"{name:<24} {data}{note}", highlight=False)
+        console.print(f"{name:<24} {data}", highlight=False)
 
 
 def _version(wanted: bool) -> None:

@@ -54,10 +54,13 @@ def data_inspect(
     chart: Annotated[Path | None, typer.Option(help="draw the site x class bubble chart here (PNG, SVG, PDF)")] = None,
     settings: Settings = None,
 ) -> None:
-    """Print a federation's site x class table, its warnings, and draw it."""
+    """Print a data set's terms, the federation's site x class table, its warnings, and draw it."""
     from equipoise.cli.inspection import bubble_chart, table
     from equipoise.data import load_federation
+    from equipoise.data.sources import terms
 
+    for what, text in terms(name).items():
+        console.print(f"{what}: {escape(text)}", highlight=False, soft_wrap=True)
     federation = load_federation(_data_config(name, root, size, settings), seed)
     console.print(table(federation))
     for warning in federation.warnings:

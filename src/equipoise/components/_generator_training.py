@@ -23,7 +23,7 @@ from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.nets import Net
 from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
 from equipoise.nets.generator import ConditionalGenerator
-from equipoise.nets.kernels.moments import channel_moments, quick_moments_kernels
+from equipoise.nets.kernels import moments
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
 BETAS = (0.5, 0.999)  # of Adam
@@ -64,7 +64,7 @@ class GeneratorTraining:
             parts.generator.named_parameters(), OptimiserConfig(name="adam", betas=BETAS, lr=self.options.generator_lr)
         )
         if setting.autocasts:
-            quick_moments_kernels()  # prove themselves now, and not in the middle of a step
+            moments.KERNELS.usable()  # the proof must not come in the middle of a step
         self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
 
     def run(self, random: torch.Generator) -> None:
@@ -126,7 +126,7 @@ def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, T
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        seen.append((*channel_moments(inputs[0]), layer.running_mean, layer.running_var))
+        seen.append((*moments.channel_moments(inputs[0]), layer.running_mean, layer.running_var))
 
     hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
     try:

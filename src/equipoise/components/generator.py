@@ -16,7 +16,7 @@ from equipoise.components._texts import Texts
 from equipoise.contract.client import PerBatch
 from equipoise.contract.component import Batch, Message, ServerSide, SiteSide
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
-from equipoise.nets.base import rounded_up
+from equipoise.nets.rounding import rounded_up
 
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
 

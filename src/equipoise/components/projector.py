@@ -52,9 +52,10 @@ class ProjectorSite(SecondViewSite):
 
     def forward(self, batch: Batch, out: Any) -> None:
         """Projections (B, 2, P) of both views."""
-        second = getattr(out, "pieces", {}).get(self.options.name)
-        if second is not None:
-            features = torch.cat([out.features, second])
+        pieces = getattr(out, "pieces", {})
+        if self.options.name in pieces:
+            alone = len(pieces) == 1
+            features = out.joint if alone else torch.cat([out.features, pieces[self.options.name]])
             out.projections = self.module(features).unflatten(0, (2, -1)).transpose(0, 1)
 
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:

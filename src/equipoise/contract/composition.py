@@ -391,12 +391,16 @@ class ComposedClient(Composed, Client):
 
     def _joint(self, batch: Batch, more: Mapping[str, Tensor]) -> Any:
         """Features of all images at once, and logits of the batch's and of those that have labels."""
-        images = [batch.image, *more.values()]
-        first, *others = self.net.features(torch.cat(images)).split([len(some) for some in images])
-        pieces = dict(zip(more, others))
+        features = self.net.features(torch.cat([batch.image, *more.values()]))
+        first, start, pieces = features[: len(batch.image)], len(batch.image), {}
+        for name, images in more.items():
+            pieces[name] = features[start : start + len(images)]
+            start += len(images)
         labelled = [pieces[name] for name in more if self.sides[name].labels(batch) is not None]
-        logits = self.net.classify(torch.cat([first, *labelled]) if labelled else first)
-        return SimpleNamespace(features=first, logits=logits, pieces=pieces)
+        shown = first
+        if labelled:
+            shown = features if len(labelled) == len(more) else torch.cat([first, *labelled])
+        return SimpleNamespace(features=first, logits=self.net.classify(shown), pieces=pieces, joint=features)
 
     def outputs(self, batch: Batch) -> Any:
         """The forward pass in the configured precision; `all_logits` are of images from elsewhere, too."""

@@ -10,13 +10,15 @@ from equipoise.core.streams import stream
 from equipoise.data import partition, sources
 from equipoise.data.config import DataConfig
 from equipoise.data.federation import PARTS, Federation, Site, Split
-from equipoise.data.splits import count_leaks, grouped_split, stratified_sample
+from equipoise.data.preparation import PREPARATION
+from equipoise.data.splits import count_leaks, grouped_split, stratified_sample, whole_sites
 from equipoise.data.store import Store
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
 DEFAULT_SITES = 10
 MOST_REDRAWS = 1000
-OF_DRAWN_PARTITIONS = {"sites", "alpha", "alphas", "removal", "partition_seed", "redraw"}
+OF_DRAWN_SITES = {"sites", "partition_seed"}
+OF_DRAWN_PARTITIONS = {*OF_DRAWN_SITES, "alpha", "alphas", "removal", "redraw"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +52,25 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
             reach the server, name no files
     """
     index = store.index
-    everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), np.array(index.splits))
-    unseen = np.isin(everything.sites, index.cohorts)
-    images, warnings = _assign_parts(everything.where(~unseen), np.array(index.clean)[~unseen], store, config)
-    if whole:
-        _check_classes(images, index.classes)
-    images = _thin_long_tail(images, config, seed)
     scheme = config.partition or sources.load(config.name).PARTITION
+    given = np.array(index.pooled if index.pooled and scheme != "source" else index.splits)
+    everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), given)
+    unseen = np.isin(everything.sites, index.cohorts)
+    if whole:
+        _check_classes(everything.where(~unseen), index.classes)
+    images, warnings = everything.where(~unseen), list[str]()
+    if config.split == "sites":
+        images = _part_sites(images, index.ratios, scheme, config, seed)
+    else:
+        images, warnings = _assign_parts(images, np.array(index.clean)[~unseen], store, config)
+    images = _thin_long_tail(images, config, seed)
     redrawn: list[str] = []
     if scheme == "source":
         names = list(dict.fromkeys(images.sites.tolist()))
     else:
         images, names, redrawn = _partition(images, scheme, len(index.classes), config, seed)
     images = _choose_training_sites(images, names, config)
-    shared = index.common or scheme != "source"
+    shared = index.common or scheme != "source" or config.split == "sites"
     evaluation = images.where(images.parts != "train").at("common")
     federation = Federation(
         name=config.name,
@@ -88,12 +95,27 @@ def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataC
     elif config.split == "grouped" or not (images.parts != "").any():
         images = replace(images, parts=_draw_parts(images, store.index.ratios, config))
     train = images.parts == "train"
-    if train.any() and not (images.parts == "valid").any():
+    if train.any() and store.index.ratios[1] and not (images.parts == "valid").any():
         parts = images.parts.astype("<U5")
         parts[train] = _draw_parts(images.where(train), (1 - VALIDATION_SHARE, VALIDATION_SHARE, 0), config)
         images = replace(images, parts=parts)
     leaks = _leaks(images)
     return images, [f"the {config.split} split of {config.name} is not clean: {leaks}"] if leaks else []
+
+
+def _part_sites(
+    images: Images, ratios: tuple[float, float, float], scheme: str, config: DataConfig, seed: int
+) -> Images:
+    """The images of sites that are drawn, each of which trains, validates or tests as a whole."""
+    names = list(dict.fromkeys(images.sites.tolist()))
+    count = config.sites or len(names)
+    if scheme != "source":
+        raise UserError('data.split = "sites" keeps sites whole, but data.partition shares their images out: drop one')
+    if count > len(names):
+        raise UserError(f"data.sites = {count}, but {config.name} has {len(names)} sites; draw fewer")
+    part_of = whole_sites(names, ratios, count, _partition_seed(config, seed))
+    images = images.where(np.isin(images.sites, list(part_of)))
+    return replace(images, parts=np.array([part_of[site] for site in images.sites.tolist()]))
 
 
 def _draw_parts(images: Images, ratios: tuple[float, float, float], config: DataConfig) -> np.ndarray:
@@ -251,11 +273,12 @@ def _check_sites(federation: Federation, config: DataConfig) -> Federation:
 def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:
     """Warnings about settings of prepared images where they are made, and of drawn partitions where none is drawn."""
     if config.name in sources.DRAWN_SOURCES:
-        for name in ("crop", "colour_constancy"):
+        for name in PREPARATION:
             if getattr(config, name) != DataConfig.model_fields[name].default:
                 yield f"data.{name} = {getattr(config, name)} has no effect: images of {config.name} are made, not read"
     if scheme == "source":
-        for name in sorted(OF_DRAWN_PARTITIONS & config.model_fields_set):
+        idle = OF_DRAWN_PARTITIONS - (OF_DRAWN_SITES if config.split == "sites" else set())
+        for name in sorted(idle & config.model_fields_set):
             if getattr(config, name) != DataConfig.model_fields[name].default:
                 yield (
                     f"data.{name} = {getattr(config, name)} has no effect: every site keeps its own images unless "

@@ -39,18 +39,27 @@ class DataConfig(Table):
     store: Path | None = Field(default=None, description="where prepared stores live; default $EQUIPOISE_DATA")
     size: int | None = Field(default=None, ge=8, le=1024, description="pixels per side; default the source's")
     crop: Literal["centre", "squash"] = Field(default="centre", description="how an image becomes square")
+    window: tuple[float, float] | None = Field(
+        default=None, description="centre and width of the grey levels of DICOM files; default each file's own"
+    )
+    brightness: bool = Field(default=False, description="one mean grey level for all images, applied by prepare")
     colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
     skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
 
-    split: Literal["authors", "grouped"] = Field(default="authors", description="grouped: no lesion in two parts")
+    split: Literal["authors", "grouped", "sites"] = Field(
+        default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"
+    )
     split_seed: int = Field(default=0, ge=0, description="for the splits that are drawn here")
 
     partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
         default=None, description="how training images go to sites; default the source's own way"
     )
     sites: int | None = Field(
-        default=None, ge=1, le=MOST_SITES, description="number of sites of a drawn partition; default 10"
+        default=None,
+        ge=1,
+        le=MOST_SITES,
+        description="number of sites of a drawn partition, default 10; or with split sites, drawn from the source's",
     )
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small: sites differ much")
     alphas: tuple[float, ...] | None = Field(default=None, description="concentration of each class")
@@ -63,6 +72,13 @@ class DataConfig(Table):
     imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")
     limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
     phantom: PhantomConfig = PhantomConfig()
+
+    @field_validator("window")
+    @classmethod
+    def _positive_width(cls, window: tuple[float, float] | None) -> tuple[float, float] | None:
+        if window is not None and not window[1] > 0:
+            raise ValueError(f"a window is [centre, width], and its width is above 0, not {window[1]:g}")
+        return window
 
     @field_validator("classes")
     @classmethod

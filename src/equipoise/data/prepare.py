@@ -19,6 +19,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
+from equipoise.data.preparation import PREPARATION, relight
 from equipoise.data.raw import Archives, decode_with_depth
 from equipoise.data.sources import Listing, Record, phantom
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
@@ -49,10 +50,17 @@ def open_store(config: DataConfig) -> Store:
 def _prepare_options(config: DataConfig) -> str:
     """The options of `data prepare` that make the store of `config`, where they are not the usual ones."""
     size = "" if config.size is None else f" --size {config.size}"
-    crop = "" if config.crop == "centre" else f" --set crop={config.crop}"
-    constancy = " --set colour_constancy=true" if config.colour_constancy else ""
-    store = "" if config.store is None else f" --set {shlex.quote(f'store={config.store}')}"
-    return size + crop + constancy + store
+    usual = DataConfig()
+    unusual = [name for name in PREPARATION if getattr(config, name) != getattr(usual, name)]
+    given = [f"{name}={_as_setting(getattr(config, name))}" for name in unusual]
+    if config.store is not None:
+        given.append(f"store={config.store}")
+    return size + "".join(f" --set {shlex.quote(setting)}" for setting in given)
+
+
+def _as_setting(value: object) -> str:
+    """A value as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def store_folder(config: DataConfig) -> Path:
@@ -61,6 +69,10 @@ def store_folder(config: DataConfig) -> Path:
     name = f"{kind}-{_size(config)}px"
     if config.crop != "centre":
         name += f"-{config.crop}"
+    if config.window is not None:
+        name += f"-window{config.window[0]:g},{config.window[1]:g}"
+    if config.brightness:
+        name += "-brightness"
     if config.colour_constancy:
         name += "-constancy"
     if argument:
@@ -221,15 +233,12 @@ def _decode_batch(
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
-            images[row], bits = decode_with_depth(archives.read(record.location), size, config.crop)
+            images[row], bits = decode_with_depth(archives.read(record.location), size, config.crop, config.window)
             guessed.add(bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"
-    if config.colour_constancy:
-        from equipoise.data.augment import shades_of_grey
-
-        images = shades_of_grey(torch.from_numpy(images), power=6).numpy()
-    return images, failed, {bits for bits in guessed if bits is not None}
+    lit = relight(torch.from_numpy(images), config).numpy()
+    return lit, failed, {bits for bits in guessed if bits is not None}
 
 
 def store_index(
@@ -263,6 +272,8 @@ def store_index(
         rows=np.array(rows, dtype=np.int64),
         ratios=listing.ratios,
         cohorts=listing.cohorts,
+        common=listing.common,
+        pooled=tuple(record.pooled for record in kept) if any(record.pooled for record in kept) else (),
         facts={**listing.facts, "warnings": warnings, "left_out": left_out},
         checksum=listing.checksum(),
     )

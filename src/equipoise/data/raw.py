@@ -4,8 +4,8 @@ import io
 import os
 import threading
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal
@@ -15,7 +15,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.core.errors import UserError
+from equipoise.data.dicom import Window, is_dicom, windowed
 
+Crop = Literal["centre", "squash"]
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"}
 
 
@@ -25,11 +27,13 @@ class Location:
 
     Args:
         stamp: changes when the content does (size and time, or size and checksum in a zip)
+        content: the image itself, where its file holds many and is no archive
     """
 
     file: Path
     member: str | None = None
     stamp: str = ""
+    content: bytes | None = field(default=None, repr=False)
 
     @property
     def path(self) -> PurePosixPath:
@@ -46,15 +50,19 @@ def locate(file: Path) -> Location:
     return Location(file, stamp=f"{facts.st_size}:{facts.st_mtime_ns}")
 
 
-def walk_images(root: Path) -> Iterator[Location]:
-    """Every image under `root`, in a fixed order: loose files first, then those in zip files."""
+def walk_images(root: Path, suffixes: Collection[str] = SUFFIXES) -> Iterator[Location]:
+    """Every image under `root`, in a fixed order: loose files first, then those in zip files.
+
+    Args:
+        suffixes: endings of image files, in small letters
+    """
     if not root.is_dir():
         raise UserError(f"{root} is not a folder")
     files = _files(root)
-    yield from (locate(path) for path in files if path.suffix.lower() in SUFFIXES)
+    yield from (locate(path) for path in files if path.suffix.lower() in suffixes)
     for path in files:
         if path.suffix.lower() == ".zip":
-            yield from _walk_zip(path)
+            yield from _walk_zip(path, suffixes)
 
 
 def _files(root: Path) -> list[Path]:
@@ -68,7 +76,7 @@ def _files(root: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def _walk_zip(path: Path) -> Iterator[Location]:
+def _walk_zip(path: Path, suffixes: Collection[str]) -> Iterator[Location]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = sorted(archive.infolist(), key=lambda info: info.filename)
@@ -76,7 +84,7 @@ def _walk_zip(path: Path) -> Iterator[Location]:
         raise UserError(f"{path} is not a readable zip file: {error}") from error
     for info in members:
         inside = PurePosixPath(info.filename)
-        if inside.suffix.lower() in SUFFIXES and not inside.name.startswith("."):
+        if inside.suffix.lower() in suffixes and not inside.name.startswith("."):
             yield Location(path, info.filename, f"{info.file_size}:{info.CRC}")
 
 
@@ -98,6 +106,8 @@ class Archives:
 
     def read(self, location: Location) -> bytes:
         """The bytes of an image file."""
+        if location.content is not None:
+            return location.content
         if location.member is None:
             return location.file.read_bytes()
         with self._lock:
@@ -106,27 +116,28 @@ class Archives:
         return self._open[location.file].read(location.member)
 
 
-def decode(content: bytes, size: int, crop: Literal["centre", "squash"] = "centre") -> np.ndarray:
+def decode(content: bytes, size: int, crop: Crop = "centre", window: Window | None = None) -> np.ndarray:
     """An image file as uint8 (3, size, size).
 
     Args:
         content: bytes of the file
         crop: "centre" takes the central square, "squash" the whole image; then resized (Lanczos)
+        window: centre and width of the grey levels of a DICOM file; default its own
 
     Raises:
         Exception: of many kinds, as Pillow does, when the file is broken
     """
-    return decode_with_depth(content, size, crop)[0]
+    return decode_with_depth(content, size, crop, window)[0]
 
 
 def decode_with_depth(
-    content: bytes, size: int, crop: Literal["centre", "squash"] = "centre"
+    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None
 ) -> tuple[np.ndarray, int | None]:
     """As `decode`, and the depth in bits that a grey image was taken to have by its brightest pixel.
 
     None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
     """
-    with _opened(content) as image:
+    with _opened(content, window) as image:
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
         told = _told_bits(image)
@@ -140,7 +151,11 @@ def decode_with_depth(
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), guessed
 
 
-def _opened(content: bytes) -> Image.Image:
+def _opened(content: bytes, window: Window | None) -> Image.Image:
+    if is_dicom(content):
+        return Image.fromarray(windowed(content, window))
+    if content.startswith(np.lib.format.MAGIC_PREFIX):
+        return Image.fromarray(np.load(io.BytesIO(content), allow_pickle=False))
     try:
         return Image.open(io.BytesIO(content))
     except UnidentifiedImageError:  # whose message names a Python object instead of the file

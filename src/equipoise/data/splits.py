@@ -58,6 +58,30 @@ def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
     return count - valid - test, valid, test
 
 
+def whole_sites(names: Sequence[str], ratios: Sequence[float], count: int, seed: int) -> dict[str, str]:
+    """Draw `count` of the sites, and give each of them a part as a whole: {site: part}.
+
+    >>> sorted(whole_sites("abcdefghijkl", (0.7, 0.1, 0.2), 10, seed=0).values())
+    ['test', 'test', 'train', 'train', 'train', 'train', 'train', 'train', 'train', 'valid']
+    """
+    drawn = np.random.default_rng(seed).permutation(len(names))[:count]
+    parts = np.repeat(PARTS, part_targets(count, ratios))
+    return {names[site]: str(part) for site, part in zip(drawn, parts)}
+
+
+def permuted_split(count: int, ratios: Sequence[float], seed: int = 0) -> np.ndarray:
+    """FedIIC's split: one permutation of all samples, cut at the shares; (n,) strings, neither stratified nor grouped.
+
+    The authors draw it by `numpy.random.seed(0)` in the order of their list.
+    """
+    order = np.random.RandomState(seed).permutation(count)
+    ends = [int(share * count) for share in np.round(np.cumsum(ratios[:2]), 9)]
+    parts = np.empty(count, dtype="<U5")
+    for part, chosen in zip(PARTS, np.split(order, ends)):
+        parts[chosen] = part
+    return parts
+
+
 #: how every warning of groups (patients, lesions) that lie in two parts of a split words it
 SHARED = "groups are also in"
 

@@ -28,6 +28,7 @@ class StoreIndex:
     Args:
         splits: part that the data set's authors gave each image ("train", "valid", "test", or "" for none)
         clean: part in a given split without shared groups, where the data set has one, else ""
+        pooled: part in the authors' split of all images together; empty where that is `splits`
         rows: row of each image in the packed file
         cohorts: names of the sites that are unseen cohorts
         common: validation and test parts belong to the federation, not to its sites
@@ -47,6 +48,7 @@ class StoreIndex:
     ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
     cohorts: tuple[str, ...] = ()
     common: bool = False
+    pooled: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
 

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from equipoise.core.errors import UserError, install
 from equipoise.core.storage import replacing
 from equipoise.core.version import __version__
+from equipoise.data.preparation import PREPARATION
 from equipoise.engine.prediction import Predictor, load_predictor, probabilities_of, run_damage_named
 
 Program = Callable[[Tensor], Tensor]
@@ -62,9 +63,8 @@ def _card(run: Path, site: str | None, predictor: Predictor) -> dict[str, Any]:
             "type": "uint8",
             "shape": ["n", predictor.channels, predictor.size, predictor.size],
             "colours": "RGB" if predictor.channels == 3 else "grey",
-            "crop": data.crop,
+            **{name: getattr(data, name) for name in PREPARATION},
             "resampling": "Lanczos",
-            "colour_constancy": data.colour_constancy,
         },
         "gives": "probabilities (n, classes)",
         "model": predictor.view,

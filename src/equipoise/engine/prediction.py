@@ -18,7 +18,8 @@ from equipoise.contract.config import Config, parse_config
 from equipoise.contract.method import Batch, Client, Setting
 from equipoise.contract.protocol import Payload
 from equipoise.core.errors import UserError
-from equipoise.data.augment import build_augmentation, shades_of_grey
+from equipoise.data.augment import build_augmentation
+from equipoise.data.preparation import relight
 from equipoise.data.raw import decode
 from equipoise.engine.events import first_event
 from equipoise.engine.payload_files import damage_named, read_payload, safe_name
@@ -142,9 +143,7 @@ def _read(path: Path, size: int, config: Config) -> np.ndarray:
     if not path.is_file():
         raise UserError(f"{path} is a folder: name its images" if path.is_dir() else f"{path}: no such image")
     try:
-        pixels = decode(path.read_bytes(), size, config.data.crop)
-        if config.data.colour_constancy:  # as `data prepare` did to the images that the model learned from
-            pixels = shades_of_grey(torch.from_numpy(pixels)[None])[0].numpy()
-        return pixels
+        pixels = decode(path.read_bytes(), size, config.data.crop, config.data.window)
+        return relight(torch.from_numpy(pixels)[None], config.data)[0].numpy()
     except Exception as problem:
         raise UserError(f"{path} cannot be read as an image: {problem}") from None

@@ -19,7 +19,7 @@ from equipoise.contract.protocol import Evaluate, Scan, Tensors, Train
 from equipoise.core.streams import generator
 from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
-from equipoise.nets.base import batches_rounded_up
+from equipoise.nets.rounding import batches_rounded_up
 
 #: float32 bytes of augmented images that are made at a time, by device type
 CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}

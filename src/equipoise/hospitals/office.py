@@ -28,6 +28,7 @@ from equipoise.core.storage import write_text
 from equipoise.core.version import __version__
 from equipoise.data import DataConfig
 from equipoise.data.federation import Federation
+from equipoise.data.preparation import PREPARATION
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
@@ -50,8 +51,6 @@ from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leav
 from equipoise.methods import get_method, option_tables
 
 log = logging.getLogger(__name__)
-#: what `equipoise predict` and `export` read of the data's settings
-PREPARATION = ("crop", "colour_constancy")
 
 
 class Refused(Exception):

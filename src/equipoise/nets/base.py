@@ -1,14 +1,9 @@
 """What every net looks like from outside: a body that gives pooled features, and a linear head."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
-import torch
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError
-from equipoise.nets.kernels.convolution import rounded_weights
+from equipoise.nets.rounding import perhaps_rounded_up
 
 NORM_LAYERS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, in any number of dimensions
@@ -45,10 +40,7 @@ class Net(nn.Module):
             )
         if not images.is_cuda:
             return self.body(images)
-        shown = rounded_up(images) if _rounding_up.get() else images
-        precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        with rounded_weights(self.body, precision):
-            return self.body(shown)[: len(images)]
+        return self.body(perhaps_rounded_up(images))[: len(images)]
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, num_classes) of pooled features (B, D)."""
@@ -57,33 +49,6 @@ class Net(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, H, W)."""
         return self.classify(self.features(images))
-
-
-def rounded_up(rows: Tensor) -> Tensor:
-    """Rows (n, ...), such as images, with zeros after them, up to a power of two.
-
-    A GPU looks for kernels anew at each number of images, which takes seconds. For nets whose images do not meet.
-    """
-    missing = (1 << (len(rows) - 1).bit_length()) - len(rows)
-    if not missing:
-        return rows
-    layout = torch.contiguous_format
-    if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
-        layout = torch.channels_last
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]).contiguous(memory_format=layout)
-
-
-_rounding_up: ContextVar[bool] = ContextVar("rounding_up", default=False)
-
-
-@contextmanager
-def batches_rounded_up() -> Iterator[None]:
-    """Within, nets on a GPU see `rounded_up` batches: all of them in eval mode, without gradients."""
-    before = _rounding_up.set(True)
-    try:
-        yield
-    finally:
-        _rounding_up.reset(before)
 
 
 def groups(net: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -4,7 +4,6 @@ Their kernels run here in Triton's interpreter where Triton is installed, and on
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from torch.nn import functional as F
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.kernels.convolution import QuickConv2d, quicken_convolutions, rounded_weights
-from equipoise.nets.kernels.depthwise import DepthwiseConv2d, prove, quick_depthwise_kernels, quicken_depthwise
-from kernel_tools import DEVICE, require_triton
+from equipoise.nets.kernels.depthwise import KERNELS, DepthwiseConv2d, quicken_depthwise
+from kernel_tools import DEVICE, loaded, stand_in
 
 SAME, NONE = (1, 1, 1, 1), (0, 0, 0, 0)
 #: shape of images, side of kernels, stride, margins
@@ -38,8 +37,7 @@ CASES = [
 
 @pytest.fixture
 def kernels():
-    require_triton()
-    return quick_depthwise_kernels()
+    return loaded(KERNELS)
 
 
 @pytest.fixture
@@ -52,8 +50,8 @@ def proven_kernels(monkeypatch):
     def apply(x, weight, stride, margins):
         return by_torch(x, weight, stride, margins)
 
-    kernels = SimpleNamespace(by_taps=by_taps, DepthwiseConvolution=SimpleNamespace(apply=apply))
-    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: kernels)
+    kernels = stand_in(monkeypatch, KERNELS, DepthwiseConvolution=apply)
+    kernels.by_taps = by_taps
     return kernels
 
 
@@ -142,15 +140,15 @@ def test_gradients_of_gradients_are_torchs(kernels, stride, margins):
 
 
 def test_the_kernels_prove_themselves(kernels):
-    prove(kernels, torch.device(DEVICE))
+    KERNELS.prove(kernels, torch.device(DEVICE))
 
 
-def test_kernels_that_give_other_values_are_found_out():
+def test_kernels_that_give_other_values_are_found_out(monkeypatch):
     def apply(x, weight, stride, margins):
         return by_torch(x.float(), 1.02 * weight.float(), stride, margins)
 
     with pytest.raises(AssertionError):
-        prove(SimpleNamespace(DepthwiseConvolution=SimpleNamespace(apply=apply)), torch.device("cpu"))
+        KERNELS.prove(stand_in(monkeypatch, KERNELS, DepthwiseConvolution=apply), torch.device("cpu"))
 
 
 def test_only_convolutions_that_the_kernels_can_do_are_quickened(proven_kernels):
@@ -181,14 +179,14 @@ def test_a_layer_with_two_owners_is_left_alone(proven_kernels):
 
 
 def test_without_triton_torchs_convolution_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: None)
+    monkeypatch.setattr(KERNELS, "proven", False)
     net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False))
     quicken_depthwise(net)
     assert type(net[0]) is nn.Conv2d
 
 
 def test_a_net_without_depthwise_convolutions_needs_no_kernels(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", pytest.fail)
+    monkeypatch.setattr(KERNELS, "usable", pytest.fail)
     quicken_depthwise(build_net(NetConfig(name="small-cnn"), 3))
 
 
@@ -270,8 +268,7 @@ def test_the_kernels_are_for_bfloat16_images_and_weights_channels_last_on_a_gpu(
     def apply(x, weight, stride, margins):
         return "kernels", stride, margins
 
-    kernels = SimpleNamespace(DepthwiseConvolution=SimpleNamespace(apply=apply))
-    monkeypatch.setattr("equipoise.nets.kernels.depthwise.quick_depthwise_kernels", lambda: kernels)
+    stand_in(monkeypatch, KERNELS, DepthwiseConvolution=apply)
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *given: "torch")
     device, dtype = settings.get("device", "cuda"), settings.get("dtype", torch.bfloat16)
     layout = settings.get("memory_format", torch.channels_last)

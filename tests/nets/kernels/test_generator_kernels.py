@@ -4,7 +4,6 @@ The kernels run here in Triton's interpreter where Triton is installed, and on a
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from equipoise.nets.generator import ConditionalGenerator
 from equipoise.nets.kernels import doubling, moments, quicken
 from equipoise.nets.kernels.doubling import QuickUpsample, quicken_doubling
 from equipoise.nets.kernels.moments import channel_moments
-from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
+from kernel_tools import DEVICE, FITTING, fake_images, loaded, random_images, require_triton, stand_in
 
 SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 5, 7), (2, 136, 9, 3), (3, 8, 24, 20)]
 
@@ -30,7 +29,7 @@ def triton():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_doubling_gives_torchs_values_and_first_and_second_gradients(triton, shape):
-    kernels = doubling.quick_doubling_kernels()
+    kernels = loaded(doubling.KERNELS)
     images = random_images(shape, offset=3)
     weights = torch.randn(shape[0], shape[1], 2 * shape[2], 2 * shape[3], device=DEVICE)
 
@@ -49,7 +48,7 @@ def test_doubling_gives_torchs_values_and_first_and_second_gradients(triton, sha
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_moments_give_torchs_values_and_first_and_second_gradients(triton, shape):
-    kernels = moments.quick_moments_kernels()
+    kernels = loaded(moments.KERNELS)
     images, weights = random_images(shape, offset=3), torch.linspace(-1, 2, shape[1], device=DEVICE)
 
     def results(of):
@@ -65,7 +64,7 @@ def test_moments_give_torchs_values_and_first_and_second_gradients(triton, shape
 
 
 def test_what_is_no_number_spoils_the_moments_of_its_own_channel_alone(triton):
-    kernels = moments.quick_moments_kernels()
+    kernels = loaded(moments.KERNELS)
     images = random_images((2, 8, 4, 4), offset=3)
     images[1, 2, 0, 0], images[0, 5, 3, 3] = torch.nan, torch.inf
     mean, variance = kernels.Moments.apply(images)
@@ -77,27 +76,25 @@ def test_what_is_no_number_spoils_the_moments_of_its_own_channel_alone(triton):
 
 
 def test_both_prove_themselves(triton):
-    doubling.prove(doubling.quick_doubling_kernels(), torch.device(DEVICE))
-    moments.prove(moments.quick_moments_kernels(), torch.device(DEVICE))
+    for kernels in (doubling.KERNELS, moments.KERNELS):
+        kernels.prove(loaded(kernels), torch.device(DEVICE))
 
 
-def test_kernels_with_wrong_values_do_not_pass(triton):
-    wrong = SimpleNamespace(
-        Doubling=SimpleNamespace(apply=lambda x: F.interpolate(x.float(), scale_factor=2) * 1.1),
-        Moments=SimpleNamespace(apply=lambda x: (x.float().mean((0, 2, 3)), x.float().var((0, 2, 3)) * 1.1)),
+def test_kernels_with_wrong_values_do_not_pass(monkeypatch):
+    stand_in(monkeypatch, doubling.KERNELS, Doubling=lambda x: F.interpolate(x.float(), scale_factor=2) * 1.1)
+    stand_in(
+        monkeypatch, moments.KERNELS, Moments=lambda x: (x.float().mean((0, 2, 3)), x.float().var((0, 2, 3)) * 1.1)
     )
-    for module in (doubling, moments):
+    for kernels in (doubling.KERNELS, moments.KERNELS):
         with pytest.raises(AssertionError, match="other values"):
-            module.prove(wrong, torch.device(DEVICE))
+            kernels.prove(kernels.module, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("images", "fit"), FITTING)
 def test_the_kernels_are_for_bfloat16_images_channels_last_on_a_gpu(monkeypatch, images, fit):
     taken = []
-    apply = SimpleNamespace(apply=lambda x: taken.append(x) or (x, x))
-    kernels = SimpleNamespace(Doubling=apply, Moments=apply)
-    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", lambda: kernels)
-    monkeypatch.setattr("equipoise.nets.kernels.moments.quick_moments_kernels", lambda: kernels)
+    stand_in(monkeypatch, doubling.KERNELS, Doubling=taken.append)
+    stand_in(monkeypatch, moments.KERNELS, Moments=taken.append)
     with FakeTensorMode():
         QuickUpsample(scale_factor=2)(fake_images(**images))
         channel_moments(fake_images(**images))
@@ -112,7 +109,7 @@ def test_without_kernels_torch_gives_means_and_variances():
 
 
 def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewhere(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", object)
+    stand_in(monkeypatch, doubling.KERNELS)
     plain = ConditionalGenerator(4, 16, width=8)
     quick = copy.deepcopy(plain)
     quicken(quick)
@@ -123,7 +120,7 @@ def test_a_quick_generator_has_the_same_state_and_gives_the_same_images_elsewher
 
 
 def test_other_upsampling_is_left_alone(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.doubling.quick_doubling_kernels", object)
+    stand_in(monkeypatch, doubling.KERNELS)
     layers = [nn.Upsample(scale_factor=3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Upsample(size=(4, 4))]
     net = nn.Sequential(*layers)
     quicken_doubling(net)

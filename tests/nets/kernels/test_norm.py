@@ -4,7 +4,6 @@ Its kernels run here in Triton's interpreter where Triton is installed, and on a
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
 from equipoise.nets.generator import ConditionalGenerator
 from equipoise.nets.kernels.activations import ACTIVATIONS, LEAK, QuickReLU
-from equipoise.nets.kernels.norm import QuickBatchNorm2d, prove, quick_kernels, quicken_norms
-from equipoise.nets.kernels.proof import proven
-from kernel_tools import DEVICE, FITTING, fake_images, require_triton
+from equipoise.nets.kernels.norm import KERNELS, QuickBatchNorm2d, quicken_norms
+from kernel_tools import DEVICE, FITTING, fake_images, loaded, stand_in
 
 
 def test_quickened_nets_keep_their_state_and_their_values():
@@ -32,7 +30,7 @@ def test_quickened_nets_keep_their_state_and_their_values():
 
 
 def test_only_norms_that_the_kernels_can_do_are_quickened(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     layers = [
         nn.BatchNorm2d(4),
         nn.BatchNorm2d(4, affine=False),
@@ -48,14 +46,14 @@ def test_only_norms_that_the_kernels_can_do_are_quickened(monkeypatch):
 
 
 def test_without_triton_torchs_norm_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", lambda: None)
+    monkeypatch.setattr(KERNELS, "proven", False)
     layer = nn.BatchNorm2d(4)
     quicken_norms(layer)
     assert type(layer) is nn.BatchNorm2d
 
 
 def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     plain = build_net(NetConfig(name="vgg16-slim"), 3)
     quick = build_net(NetConfig(name="vgg16-slim"), 3)
     quick.load_state_dict(plain.state_dict())
@@ -71,8 +69,7 @@ def test_a_relu_that_follows_a_norm_becomes_part_of_it(monkeypatch):
 @pytest.fixture
 def kernels():
     """The kernels, on a GPU or in Triton's interpreter."""
-    require_triton()
-    return quick_kernels()
+    return loaded(KERNELS)
 
 
 FEW_ROWS = [(2, 5, 3, 3), (4, 32, 8, 8), (3, 70, 5, 4)]
@@ -174,8 +171,7 @@ def test_what_is_no_number_spoils_no_gradient_of_a_norm_that_stands_still(kernel
 @pytest.mark.parametrize(("images", "fit"), [*FITTING, ({"size": (1, 8, 1, 1)}, False)])
 def test_the_kernels_train_on_bfloat16_images_channels_last_on_a_gpu(monkeypatch, images, fit):
     taken = []
-    kernels = SimpleNamespace(BatchNormTraining=SimpleNamespace(apply=lambda x, *_: taken.append(x) or x.detach()))
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", lambda: kernels)
+    stand_in(monkeypatch, KERNELS, BatchNormTraining=lambda x, *_: taken.append(x) or x.detach())
     monkeypatch.setattr(nn.BatchNorm2d, "forward", lambda self, images: images)
     norm = QuickBatchNorm2d(8)
     norm.activation = "relu"
@@ -198,10 +194,12 @@ def test_the_kernels_train_on_bfloat16_images_channels_last_on_a_gpu(monkeypatch
 )
 def test_gradients_go_by_the_kernels_through_norms_that_stand_still(monkeypatch, settings, fit):
     taken = []
-    frozen = SimpleNamespace(apply=lambda *given: taken.append(given) or given[0].detach())
-    train = SimpleNamespace(apply=lambda x, *_: x.detach())
-    kernels = SimpleNamespace(FrozenBatchNorm=frozen, BatchNormTraining=train)
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", lambda: kernels)
+    stand_in(
+        monkeypatch,
+        KERNELS,
+        FrozenBatchNorm=lambda *given: taken.append(given) or given[0].detach(),
+        BatchNormTraining=lambda x, *_: x.detach(),
+    )
     monkeypatch.setattr(nn.BatchNorm2d, "forward", lambda self, images: images)
     norm = QuickBatchNorm2d(8).train(settings.get("training", False))
     norm.weight.requires_grad_(settings.get("weight", False))
@@ -225,7 +223,7 @@ def test_an_activation_lets_through_once_what_was_activated():
 
 
 def test_a_norm_that_is_used_in_two_places_does_not_activate(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     for places in (
         lambda norm: (nn.Sequential(norm, nn.ReLU()), norm),
         lambda norm: (norm, nn.ReLU(), norm, nn.Tanh()),
@@ -236,7 +234,7 @@ def test_a_norm_that_is_used_in_two_places_does_not_activate(monkeypatch):
 
 
 def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     relu = nn.ReLU()
     net = nn.Sequential(relu, nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), relu, nn.BatchNorm2d(3), nn.ReLU())
     images = torch.randn(4, 3, 5, 5)
@@ -249,7 +247,7 @@ def test_a_relu_used_twice_takes_the_place_of_no_other_layer(monkeypatch):
 
 
 def test_a_leaky_relu_is_part_of_the_norm_before_it_where_the_kernels_know_its_slope(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     net = nn.Sequential(nn.BatchNorm2d(3), nn.LeakyReLU(LEAK), nn.BatchNorm2d(3), nn.LeakyReLU(0.01))
     quicken_norms(net)
     assert [net[0].activation, net[2].activation] == ["leaky_relu", ""]
@@ -261,7 +259,7 @@ def test_a_leaky_relu_is_part_of_the_norm_before_it_where_the_kernels_know_its_s
 
 @pytest.mark.parametrize(("name", "activation", "count"), [("resnet18", "relu", 9), ("efficientnet-b0", "silu", 33)])
 def test_in_the_packages_blocks_too_what_follows_a_norm_is_part_of_it(monkeypatch, name, activation, count):
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     plain = build_net(NetConfig(name=name, dropout=0.0, drop_connect=0.0 if "eff" in name else None), 3)
     quick = copy.deepcopy(plain)
     quicken_norms(quick)
@@ -273,7 +271,7 @@ def test_in_the_packages_blocks_too_what_follows_a_norm_is_part_of_it(monkeypatc
 
 def test_what_a_norm_has_activated_is_left_alone(monkeypatch):
     """Blocks as the kernels would see them: norms that activate, and activations that then let values through."""
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     plain = build_net(NetConfig(name="efficientnet-b0", dropout=0.0, drop_connect=0.0), 3)
     quick = copy.deepcopy(plain)
     quicken_norms(quick)
@@ -293,24 +291,13 @@ def test_what_a_norm_has_activated_is_left_alone(monkeypatch):
 
 
 def test_the_kernels_prove_themselves(kernels):
-    prove(kernels, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    KERNELS.prove(kernels, torch.device(DEVICE))
 
 
-def test_kernels_that_give_other_values_are_found_out():
-    class Doubled:
-        @staticmethod
-        def apply(x, weight, bias, running, momentum, epsilon, activation):
-            return 2 * F.relu(F.batch_norm(x.float(), *running[:2], weight, bias, True, momentum, epsilon))
+def test_kernels_that_give_other_values_are_found_out(monkeypatch):
+    def doubled(x, weight, bias, running, momentum, epsilon, activation):
+        return 2 * F.relu(F.batch_norm(x.float(), *running[:2], weight, bias, True, momentum, epsilon))
 
+    wrong = stand_in(monkeypatch, KERNELS, BatchNormTraining=doubled)
     with pytest.raises(AssertionError, match="other values than torch"):
-        prove(SimpleNamespace(BatchNormTraining=Doubled), torch.device("cpu"))
-
-
-def test_kernels_that_fail_are_not_used(monkeypatch, caplog):
-    def fail(kernels, device):
-        raise RuntimeError("no such instruction\nand much more")
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert proven(SimpleNamespace, fail, "by torch") is None
-    assert caplog.messages == ["by torch (RuntimeError: no such instruction)"]
-    assert proven(SimpleNamespace, lambda kernels, device: None, "by torch") == SimpleNamespace()
+        KERNELS.prove(wrong, torch.device("cpu"))

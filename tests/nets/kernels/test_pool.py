@@ -3,8 +3,6 @@
 Its kernels run here in Triton's interpreter where Triton is installed, and on a GPU where there is one.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -12,16 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.kernels.pool import QuickMaxPool2d, quick_pool_kernels, quicken_pools
-from kernel_tools import DEVICE, require_triton
+from equipoise.nets.kernels.pool import KERNELS, QuickMaxPool2d, quicken_pools
+from kernel_tools import DEVICE, loaded, stand_in
 
 SHAPES = [(1, 1, 2, 2), (1, 3, 6, 4), (2, 24, 4, 10), (3, 40, 8, 6), (2, 64, 6, 6), (1, 136, 4, 4)]
 
 
 @pytest.fixture
 def kernels():
-    require_triton()
-    return quick_pool_kernels()
+    return loaded(KERNELS)
 
 
 def random_images(shape, dtype=torch.float32):
@@ -88,7 +85,7 @@ def test_gradients_of_gradients_are_torchs(kernels):
 
 
 def test_only_pools_that_the_kernels_can_do_are_quickened(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     layers = [
         nn.MaxPool2d(2),
         nn.MaxPool2d((2, 2), stride=(2, 2), padding=(0, 0)),
@@ -106,14 +103,14 @@ def test_only_pools_that_the_kernels_can_do_are_quickened(monkeypatch):
 
 
 def test_without_triton_torchs_pooling_stays(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", lambda: None)
+    monkeypatch.setattr(KERNELS, "proven", False)
     layer = nn.MaxPool2d(2)
     quicken_pools(layer)
     assert type(layer) is nn.MaxPool2d
 
 
 def test_quickened_nets_keep_their_state_and_their_values(monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
+    stand_in(monkeypatch, KERNELS)
     plain, quick = (build_net(NetConfig(name="vgg16-slim"), 3) for _ in range(2))
     quick.load_state_dict(plain.state_dict())
     quicken_pools(quick)
@@ -137,8 +134,7 @@ def test_quickened_nets_keep_their_state_and_their_values(monkeypatch):
 )
 def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_training(monkeypatch, settings, quick):
     taken = []
-    kernels = SimpleNamespace(MaxPoolTraining=SimpleNamespace(apply=taken.append))
-    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", lambda: kernels)
+    stand_in(monkeypatch, KERNELS, MaxPoolTraining=taken.append)
     size = settings.get("size", (2, 8, 4, 4))
     device, dtype = settings.get("device", "cuda"), settings.get("dtype", torch.bfloat16)
     layout = settings.get("memory_format", torch.channels_last)

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.kernels import quicken
+from equipoise.nets.kernels import norm, pool, quicken
 from equipoise.nets.kernels.activations import ACTIVATIONS, Follows
-from equipoise.nets.kernels.norm import QuickBatchNorm2d, quick_kernels
-from equipoise.nets.kernels.pool import QuickMaxPool2d, quick_pool_kernels
-from equipoise.nets.kernels.pooled_norm import PooledBatchNorm2d, prove, quick_pooled_kernels
-from kernel_tools import DEVICE, FITTING, fake_images, random_images, require_triton
+from equipoise.nets.kernels.norm import QuickBatchNorm2d
+from equipoise.nets.kernels.pool import QuickMaxPool2d
+from equipoise.nets.kernels.pooled_norm import KERNELS, PooledBatchNorm2d
+from kernel_tools import DEVICE, FITTING, fake_images, loaded, random_images, stand_in
 
 OPTIONS = (0.1, 1e-5)
 #: of more than 1,024 pixels, of which both ways add up statistics alike
@@ -29,8 +29,7 @@ SMALL_SHAPES = [(1, 1, 2, 2), (2, 5, 4, 6), (4, 32, 8, 8)]
 
 @pytest.fixture
 def kernels():
-    require_triton()
-    return quick_pooled_kernels()
+    return loaded(KERNELS)
 
 
 def channels_last(values):
@@ -62,8 +61,8 @@ def at_once(kernels, activation="relu"):
 
 
 def one_by_one(activation="relu"):
-    norm, pool = quick_kernels().BatchNormTraining.apply, quick_pool_kernels().MaxPoolTraining.apply
-    return lambda x, weight, bias, running: pool(norm(x, weight, bias, running, *OPTIONS, activation))
+    normalise, choose = norm.KERNELS.module.BatchNormTraining.apply, pool.KERNELS.module.MaxPoolTraining.apply
+    return lambda x, weight, bias, running: choose(normalise(x, weight, bias, running, *OPTIONS, activation))
 
 
 def by_torch(x, weight, bias, running):
@@ -164,7 +163,7 @@ def test_repeats_give_the_same_bits(kernels):
 
 
 def test_the_kernels_prove_themselves(kernels):
-    prove(kernels, torch.device(DEVICE))
+    KERNELS.prove(kernels, torch.device(DEVICE))
 
 
 def test_kernels_that_give_other_values_are_found_out(kernels):
@@ -172,10 +171,10 @@ def test_kernels_that_give_other_values_are_found_out(kernels):
         @staticmethod
         def apply(*arguments):
             """Chooses among what was not activated."""
-            return F.max_pool2d(quick_kernels().BatchNormTraining.apply(*arguments[:-1], ""), 2)
+            return F.max_pool2d(norm.KERNELS.module.BatchNormTraining.apply(*arguments[:-1], ""), 2)
 
     with pytest.raises(AssertionError, match="other values"):
-        prove(SimpleNamespace(PooledBatchNormTraining=Late), torch.device(DEVICE))
+        KERNELS.prove(SimpleNamespace(PooledBatchNormTraining=Late), torch.device(DEVICE))
 
 
 # ---- which norms pool, and who then leaves their images alone ------------------------------------------------
@@ -195,13 +194,12 @@ class TorchsNorm:
 
 
 @pytest.fixture
-def stand_in(monkeypatch):
+def norms(monkeypatch):
     """Kernels that work everywhere, on any images in training: those of batch norm alone, and with pooling."""
     alone, pooling = TorchsNorm(pools=False), TorchsNorm(pools=True)
-    norms, both = SimpleNamespace(BatchNormTraining=alone), SimpleNamespace(PooledBatchNormTraining=pooling)
-    monkeypatch.setattr("equipoise.nets.kernels.norm.quick_kernels", lambda: norms)
-    monkeypatch.setattr("equipoise.nets.kernels.pool.quick_pool_kernels", object)
-    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: both)
+    stand_in(monkeypatch, norm.KERNELS, BatchNormTraining=alone.apply)
+    stand_in(monkeypatch, pool.KERNELS)
+    stand_in(monkeypatch, KERNELS, PooledBatchNormTraining=pooling.apply)
     monkeypatch.setattr("equipoise.nets.kernels.norm.suits", lambda images: True)
     return SimpleNamespace(alone=alone, pooling=pooling)
 
@@ -214,33 +212,33 @@ def plain_and_quick(name):
 
 
 @pytest.mark.parametrize(("name", "count"), [("vgg16-slim", 5), ("small-cnn", 3), ("resnet18", 0)])
-def test_norms_before_an_activation_and_pooling_are_found(stand_in, name, count):
+def test_norms_before_an_activation_and_pooling_are_found(norms, name, count):
     plain, quick = plain_and_quick(name)
     assert sum(isinstance(module, PooledBatchNorm2d) for module in quick.modules()) == count
     assert list(quick.state_dict()) == list(plain.state_dict())
 
 
 @pytest.mark.parametrize(("size", "pooled"), [(32, 5), (36, 4)])
-def test_a_net_whose_norms_pool_gives_the_same_and_odd_sides_are_left_to_the_pooling(stand_in, size, pooled):
+def test_a_net_whose_norms_pool_gives_the_same_and_odd_sides_are_left_to_the_pooling(norms, size, pooled):
     plain, quick = plain_and_quick("vgg16-slim")
     images = torch.randn(2, 3, size, size)
     expected, found = plain(images), quick(images)
     assert torch.equal(found, expected)
-    assert (stand_in.pooling.calls, stand_in.alone.calls) == (pooled, 13 - pooled)
+    assert (norms.pooling.calls, norms.alone.calls) == (pooled, 13 - pooled)
     for one, other in zip(quick.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(quick.eval()(images), plain.eval()(images))
-    assert stand_in.pooling.calls == pooled, "in training alone"
+    assert norms.pooling.calls == pooled, "in training alone"
 
 
-def test_pooling_after_pooling_is_done(stand_in):
+def test_pooling_after_pooling_is_done(norms):
     net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2))
     quicken(net)
     assert [type(net[0]), type(net[3])] == [PooledBatchNorm2d, QuickMaxPool2d]
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 3, 2, 2)
 
 
-def test_norms_that_something_else_follows_do_not_pool(stand_in):
+def test_norms_that_something_else_follows_do_not_pool(norms):
     net = nn.Sequential(
         nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(3)),
@@ -251,7 +249,7 @@ def test_norms_that_something_else_follows_do_not_pool(stand_in):
     assert not any(isinstance(module, PooledBatchNorm2d) for module in net.modules())
 
 
-def test_a_norm_that_does_not_activate_does_not_pool(stand_in):
+def test_a_norm_that_does_not_activate_does_not_pool(norms):
     """One that is used in two places, before an activation that is part of another norm."""
     norm, relu = nn.BatchNorm2d(3), nn.ReLU()
     net = nn.Sequential(nn.Sequential(norm, relu, nn.MaxPool2d(2)), nn.Sequential(nn.BatchNorm2d(3), relu), norm)
@@ -259,12 +257,12 @@ def test_a_norm_that_does_not_activate_does_not_pool(stand_in):
     assert isinstance(relu, Follows) and norm.activation == "" and not isinstance(norm, PooledBatchNorm2d)
 
 
-def test_without_kernels_norms_and_pools_work_one_after_the_other(stand_in, monkeypatch):
-    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: None)
+def test_without_kernels_norms_and_pools_work_one_after_the_other(norms, monkeypatch):
+    monkeypatch.setattr(KERNELS, "proven", False)
     plain, quick = plain_and_quick("small-cnn")
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(quick(images), plain(images))
-    assert (stand_in.pooling.calls, stand_in.alone.calls) == (0, 4)
+    assert (norms.pooling.calls, norms.alone.calls) == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +273,7 @@ def test_the_kernels_are_for_even_bfloat16_images_channels_last_on_a_gpu_in_trai
     monkeypatch, images, fit, training
 ):
     taken = []
-    kernels = SimpleNamespace(PooledBatchNormTraining=SimpleNamespace(apply=lambda x, *_: taken.append(x) or x))
-    monkeypatch.setattr("equipoise.nets.kernels.pooled_norm.quick_pooled_kernels", lambda: kernels)
+    stand_in(monkeypatch, KERNELS, PooledBatchNormTraining=lambda x, *_: taken.append(x) or x)
     monkeypatch.setattr(QuickBatchNorm2d, "forward", lambda self, images: images)
     norm = PooledBatchNorm2d(8).train(training)
     with FakeTensorMode():  # has tensors "on a GPU" everywhere

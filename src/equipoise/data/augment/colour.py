@@ -119,3 +119,12 @@ def shades_of_grey(images: Tensor, power: float = 6.0) -> Tensor:
     light = (levels / WHITE).pow(power).mean(dim=(2, 3), keepdim=True).pow(1 / power).clamp(min=1e-6)
     grey_light = light.square().mean(dim=1, keepdim=True).sqrt()
     return (levels * (grey_light / light)).round().clamp(0, WHITE).to(torch.uint8)
+
+
+def even_brightness(images: Tensor, level: float = WHITE / 2) -> Tensor:
+    """Images (B, C, H, W) whose mean luma is `level`, by one factor for all pixels of an image; uint8 in and out.
+
+    Hue stays as it is but where a pixel would exceed white. A black image stays black."""
+    levels = images.double()
+    mean = grey(levels).mean(dim=(1, 2, 3), keepdim=True).clamp(min=1e-6)
+    return (levels * (level / mean)).round().clamp(0, WHITE).to(torch.uint8)

@@ -1,8 +1,8 @@
 """Data sets, one file each: a module here is the source of its own name (dermoscopy_prr.py: dermoscopy-prr).
 
-A source lists its images and what is known of each; `equipoise.data.prepare` packs them into a store.
-It has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
-`listing(config, root)`. Only the phantom, which draws its images, has no `listing`, but a `build` that makes the store.
+A source has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
+`listing(config, root)`, which `equipoise.data.prepare` packs into a store. A published one also has LICENCE and OBTAIN
+(where its files are). Only the phantom, which draws its images, has a `build` that makes the store instead.
 """
 
 import csv
@@ -27,6 +27,7 @@ from equipoise.data.raw import Location, walk_images
 USER_SOURCES = ("folder", "manifest")
 DRAWN_SOURCES = ("phantom",)
 PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])
+PART_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
 
 
@@ -40,6 +41,7 @@ class Record:
         group: images of one group (a lesion, a patient) belong in one part
         split: part in the authors' split, or "" for none
         clean: part in a given split that keeps groups together, or "" for none
+        pooled: part in the authors' split of all images together, where it differs from `split`, that of single sites
     """
 
     name: str
@@ -49,6 +51,7 @@ class Record:
     group: str
     split: str = ""
     clean: str = ""
+    pooled: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Listing:
     """All images of a data set, before any is read.
 
     Args:
-        ratios: shares of train, valid and test where a split is drawn here
+        ratios: shares of train, valid and test where a split is drawn here; without valid, none is taken from train
         cohorts: sites that are unseen cohorts
+        common: validation and test images belong to the federation, not to its sites
         facts: what people may want to know about this copy of the data set
     """
 
@@ -66,6 +70,7 @@ class Listing:
     records: tuple[Record, ...]
     ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
     cohorts: tuple[str, ...] = ()
+    common: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,10 +90,13 @@ class Listing:
     def checksum(self) -> str:
         """Changes when an image, what is said about one, or a warning about them changes."""
         general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
+        if self.common:
+            general += ("common",)
         digest = hashlib.sha256(repr(general).encode())
         for r in self.records:
             stamp = r.location.stamp if r.location else ""
-            digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp)).encode())
+            pooled = (r.pooled,) if r.pooled else ()
+            digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp, *pooled)).encode())
         return digest.hexdigest()
 
 
@@ -109,6 +117,12 @@ def known() -> dict[str, str]:
     """The sources by name, each with one line about it."""
     names = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
     return {name: _module(name).TITLE for name in names}
+
+
+def terms(name: str) -> dict[str, str]:
+    """The licence of a published data set, and how to obtain it; nothing for a user's own images."""
+    module = load(name)
+    return {what: getattr(module, what.upper()) for what in ("licence", "obtain") if hasattr(module, what.upper())}
 
 
 def _module(name: str) -> ModuleType:
@@ -232,12 +246,27 @@ def images_by_identifier(root: Path) -> dict[str, Location]:
     return found
 
 
-def expect(source: str, counts: Mapping[str, int], documented: Mapping[str, int]) -> None:
-    """Compare numbers of listed images with the documented ones."""
+def expect(config: DataConfig, counts: Mapping[str, int], documented: Mapping[str, int], of: str = "") -> list[str]:
+    """Compare numbers of listed images with the documented ones.
+
+    Args:
+        of: what is counted, where a data set has several such numbers
+
+    Returns:
+        a warning, where numbers differ and `config.skip_unreadable` lets an incomplete copy pass
+
+    Raises:
+        UserError: where they differ otherwise
+    """
     wrong = [
         f"{counts.get(what, 0)} instead of {number} in {what}"
         for what, number in documented.items()
         if counts.get(what, 0) != number
     ]
-    if wrong:
-        raise UserError(f"{source} does not have the documented numbers of images: {'; '.join(wrong)}")
+    if not wrong:
+        return []
+    source = f"{config.name} ({of})" if of else config.name
+    fact = f"{source} does not have the documented numbers of images: {first_few(wrong)}"
+    if config.skip_unreadable:
+        return [f"{fact}; scores cannot be compared with published ones"]
+    raise UserError(f"{fact}; take a complete copy, or set data.skip_unreadable = true to go on with this one")

@@ -16,10 +16,16 @@ from equipoise.data.splits import PARTS
 TITLE = "PRR-Imbalance's four dermoscopy sites, 3 classes, and an unseen cohort"
 SIZE = 128
 PARTITION = "source"
+LICENCE = "HAM10000: CC BY-NC 4.0; ISIC 2017: CC0"
+OBTAIN = (
+    "https://doi.org/10.7910/DVN/DBW86T (HAM10000) and https://challenge.isic-archive.com/data/#2017 (training, "
+    "validation and test images); the lists of the four sites are in https://github.com/CityU-AIM-Group/PRR-Imbalance"
+)
 
 CLASSES = ("nv", "bkl", "mel")
 SITES = ("A", "B", "C", "D")
 COHORT = "vienna_dias"
+COUNTS = {"train": 7343, "valid": 1046, "test": 2101, "cohort": 427}
 
 
 def listing(config: DataConfig, root: Path) -> Listing:
@@ -32,8 +38,8 @@ def listing(config: DataConfig, root: Path) -> Listing:
         if row["dataset"] == COHORT and row["dx"] in CLASSES
     ]
     counts = Counter("cohort" if record.site == COHORT else record.split for record in records)
-    expect(config.name, counts, {"train": 7343, "valid": 1046, "test": 2101, "cohort": 427})
-    return Listing(config.name, CLASSES, tuple(records), cohorts=(COHORT,))
+    warnings = expect(config, counts, COUNTS)
+    return Listing(config.name, CLASSES, tuple(records), cohorts=(COHORT,), facts={"warnings": warnings})
 
 
 def _site_part(root: Path, site: str, part: str, found: dict[str, Location]) -> list[Record]:

@@ -15,6 +15,11 @@ from equipoise.data.sources.ham10000 import METADATA
 TITLE = "Fed-ISIC2019, up to six centres, 8 classes"
 SIZE = 128
 PARTITION = "source"
+LICENCE = "CC BY-NC 4.0"
+OBTAIN = (
+    "https://challenge.isic-archive.com/data/#2019: ISIC_2019_Training_Input and its metadata; the list "
+    "fed_isic2019_train_test_split.csv is FLamby's train_test_split (https://github.com/owkin/FLamby)"
+)
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = {"0": "bcn", "1": "vidir_molemax", "2": "vidir_modern", "3": "rosendahl", "4": "msk", "5": "vienna_dias"}
@@ -35,8 +40,10 @@ def listing(config: DataConfig, root: Path) -> Listing:
         label = int(row["target"]) if row["target"].isdecimal() else -1
         group = lesions.get(name) or name
         everything.append(Record(name, found.get(name), label, centre, group, row["fold"]))
+    warnings = []
     for fold, documented in (("train", TRAIN), ("test", TEST)):
-        expect(config.name, Counter(record.site for record in everything if record.split == fold), documented)
+        counts = Counter(record.site for record in everything if record.split == fold)
+        warnings += expect(config, counts, documented, fold)
     order = list(CENTRES.values())
     there = {record.site for record in everything if record.location is not None}
     if not there:
@@ -44,7 +51,7 @@ def listing(config: DataConfig, root: Path) -> Listing:
     records = [record for record in everything if record.site in there]
     records.sort(key=lambda record: (order.index(record.site), record.name))
     absent = [centre for centre in order if centre not in there]
-    warnings = [f"centre {centre} of {config.name} has no images here and is left out" for centre in absent]
+    warnings += [f"centre {centre} of {config.name} has no images here and is left out" for centre in absent]
     return Listing(config.name, CLASSES, tuple(records), ratios=RATIOS, facts={"warnings": warnings})
 
 

@@ -14,6 +14,12 @@ from equipoise.data.sources import Listing, Record, expect, find_file, images_by
 TITLE = "HAM10000, 7 classes; partitioned, or its four sources as sites"
 SIZE = 128
 PARTITION = "source"
+LICENCE = "CC BY-NC 4.0"
+OBTAIN = (
+    "https://doi.org/10.7910/DVN/DBW86T: both parts of the images and HAM10000_metadata; dermamnist_split_info.csv is "
+    "the index list of DermaMNIST (https://medmnist.com), dermamnist_corrected_metadata.csv its corrected form "
+    "(https://doi.org/10.1038/s41597-025-04382-5)"
+)
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SITES = {"vidir_modern": 3363, "vidir_molemax": 3954, "rosendahl": 2259, "vienna_dias": 439}
@@ -45,11 +51,13 @@ def listing(config: DataConfig, root: Path) -> Listing:
         )
         for name, row in sorted(read_metadata(root).items())
     ]
-    expect(config.name, Counter(record.site for record in records), SITES)
-    expect(f"{config.name} (authors)", Counter(record.split for record in records), AUTHORS)
-    expect(f"{config.name} (grouped)", Counter(record.clean for record in records), CLEAN)
+    warnings = [
+        *expect(config, Counter(record.site for record in records), SITES),
+        *expect(config, Counter(record.split for record in records), AUTHORS, "authors"),
+        *expect(config, Counter(record.clean for record in records), CLEAN, "grouped"),
+    ]
     records.sort(key=lambda record: list(SITES).index(record.site))
-    return Listing(config.name, CLASSES, tuple(records))
+    return Listing(config.name, CLASSES, tuple(records), facts={"warnings": warnings})
 
 
 def _parts(root: Path, file: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from equipoise.data.sources import Listing, Record, expect
 TITLE = "PBC blood cells, 8 classes, partitioned"
 SIZE = 64
 PARTITION = "dirichlet_per_class"
+LICENCE = "CC BY 4.0"
+OBTAIN = "https://doi.org/10.17632/snkd93bnjr.1: the archive of eight folders of images"
 
 COUNTS = {
     "basophil": 1218,
@@ -39,6 +41,5 @@ def listing(config: DataConfig, root: Path) -> Listing:
     if not records:
         raise UserError(f"{root} has no image of {config.name} (folders {', '.join(CLASSES)})")
     records.sort(key=lambda record: record.name)
-    if not config.skip_unreadable:
-        expect(config.name, Counter(CLASSES[record.label] for record in records), COUNTS)
-    return Listing(config.name, CLASSES, tuple(records))
+    warnings = expect(config, Counter(CLASSES[record.label] for record in records), COUNTS)
+    return Listing(config.name, CLASSES, tuple(records), facts={"warnings": warnings})

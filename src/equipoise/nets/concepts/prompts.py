@@ -6,6 +6,7 @@ sentences for OCT (28) and Kvasir (24) are the paper's, and so are the concepts 
 
 from __future__ import annotations
 
+import string
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,41 @@ ENDOSCOPY = (
     "The scope was held still in front of {concept}.",
 )
 
+HEAD_CT = (
+    "A CT slice of a head with {concept}.",
+    "A non-contrast head CT that shows {concept}.",
+    "Computed tomography of the brain: {concept}.",
+    "An axial slice of the skull with {concept}.",
+    "A brain window in which {concept} is bright.",
+    "The bright blood on this slice is {concept}.",
+    "The radiologist reports {concept}.",
+    "An emergency scan found {concept}.",
+    "The finding on this head CT is {concept}.",
+    "A patient after a fall, whose scan shows {concept}.",
+    "A patient with sudden headache, whose scan shows {concept}.",
+    "The neuroradiologist labelled this slice as {concept}.",
+    "A small amount of {concept}.",
+    "A large {concept} that presses on the brain.",
+    "The place and shape of the blood are those of {concept}.",
+    "Acute {concept} on computed tomography.",
+    "A grey-scale slice with signs of {concept}.",
+    "The hyperdense area is {concept}.",
+    "A textbook example of {concept} on CT.",
+    "A subtle case of {concept} on CT.",
+    "The scan was repeated to follow up {concept}.",
+    "One slice of a head scan, with {concept}.",
+    "The stroke team was called because of {concept}.",
+    "A slice chosen to teach what {concept} looks like.",
+)
+
+HANDWRITING = (
+    "A handwritten {concept}.",
+    "A scanned form with {concept} written by hand.",
+    "Somebody wrote {concept} with a pen.",
+    "A black and white picture of {concept}.",
+    "The character in this image is {concept}.",
+)
+
 _SKIN_LESIONS = {
     "akiec": "actinic keratosis or intraepithelial carcinoma",
     "bcc": "basal cell carcinoma",
@@ -252,6 +288,18 @@ _GUT_FINDINGS = {
     "polyps": "polyps",
     "ulcerative-colitis": "ulcerative colitis",
 }
+_HAEMORRHAGES = {
+    "epidural": "epidural haemorrhage, a lens of blood between skull and dura",
+    "intraparenchymal": "intraparenchymal haemorrhage, blood within the brain tissue",
+    "intraventricular": "intraventricular haemorrhage, blood in the ventricles",
+    "subarachnoid": "subarachnoid haemorrhage, blood in the sulci and cisterns",
+    "subdural": "subdural haemorrhage, a crescent of blood along the skull",
+}
+_CHARACTERS = {
+    **{digit: f"digit {digit}" for digit in string.digits},
+    **{letter: f"capital letter {letter}" for letter in string.ascii_uppercase},
+    **{letter: f"small letter {letter}" for letter in string.ascii_lowercase},
+}
 # What the phantom draws for each class, the most frequent first.
 _PHANTOM_LESIONS = {
     "nevus": "brown nevus with an even border and a regular pigment network",
@@ -269,6 +317,9 @@ WORDINGS: dict[str, Wording] = {
     "ham10000": Wording(_SKIN_LESIONS, DERMOSCOPY),
     "dermoscopy-prr": Wording({name: _SKIN_LESIONS[name] for name in ("nv", "bkl", "mel")}, DERMOSCOPY),
     "fed-isic2019": Wording(_ISIC_LESIONS, DERMOSCOPY),
+    "isic2019": Wording(_ISIC_LESIONS, DERMOSCOPY),
+    "rsna-ich": Wording(_HAEMORRHAGES, HEAD_CT),
+    "femnist": Wording(_CHARACTERS, HANDWRITING),
     "pbc": Wording(_BLOOD_CELLS, BLOOD_SMEAR),
     "oct": Wording(_RETINAL_DISEASES, RETINAL_OCT, released={"DR": "MH", "MH": "DR"}),
     "kvasir": Wording(_GUT_FINDINGS, ENDOSCOPY),

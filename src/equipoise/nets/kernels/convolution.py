@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.nets.base import Net
+from equipoise.nets.kernels.replacement import Replacement, exactly
+
 
 class QuickConv2d(nn.Conv2d):
     """`nn.Conv2d` whose weight may have been rounded before."""
@@ -34,15 +37,28 @@ class PointwiseConv2d(QuickConv2d):
         return F.linear(input.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
-def quicken_convolutions(net: nn.Module) -> None:
-    """Make the net's convolutions quick. Names and values of its state stay as they are."""
-    for module in net.modules():
-        if type(module) is nn.Conv2d:
-            module.__class__ = PointwiseConv2d if _is_pointwise(module) else QuickConv2d
-
-
 def _is_pointwise(layer: nn.Conv2d) -> bool:
     return layer.kernel_size == layer.stride == (1, 1) and layer.padding in ((0, 0), "valid") and layer.groups == 1
+
+
+quicken_convolutions = Replacement(
+    QuickConv2d,
+    exactly(nn.Conv2d),
+    settle=Replacement(PointwiseConv2d, exactly(QuickConv2d, _is_pointwise)),
+)
+
+
+class QuickNet(Net):
+    """A net that rounds the weights of its convolutions once for each pass."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """As `Net.features`."""
+        rounds = images.is_cuda and torch.is_autocast_enabled("cuda")
+        with rounded_weights(self.body, torch.get_autocast_dtype("cuda") if rounds else None):
+            return super().features(images)
+
+
+quicken_nets = Replacement(QuickNet, exactly(Net))
 
 
 @contextmanager

@@ -1,33 +1,39 @@
-"""Max pooling by windows of 2 x 2 that is quick in bfloat16 on a GPU, where torch's backward pass fills with zeros
-first and then adds."""
+"""Max pooling by windows of 2 x 2 in bfloat16 on a GPU, where torch's backward pass fills with zeros first and then
+adds."""
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from importlib import import_module
+from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.nets.kernels.proof import proven, random_images, suits
+from equipoise.nets.kernels.proof import Case, Kernels, assert_equal, random_values
+from equipoise.nets.kernels.replacement import Replacement, exactly, suits
+
+
+def _cases(kernels: ModuleType, device: torch.device) -> Iterator[Case]:
+    images = torch.relu(random_values((4, 40, 8, 8), device))  # half of the values are equal
+    yield Case(kernels.MaxPoolTraining.apply, partial(F.max_pool2d, kernel_size=2), [images], assert_equal)
+
+
+KERNELS = Kernels("pool_kernels", _cases, "max pooling by torch, which is slower in bfloat16")
 
 
 class QuickMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` by windows of 2 x 2, by kernels of its own for bfloat16 images that lie channels-last on a GPU,
-    in training."""
+    """`nn.MaxPool2d` by windows of 2 x 2, with kernels for images that suit them, in training."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) in, (B, C, H // 2, W // 2) out; those that the batch norm before has pooled stay."""
+        """Images (B, C, H, W) in, (B, C, H // 2, W // 2) out. Images that the batch norm before has pooled stay."""
         if getattr(images, "pooled", False):
-            images.pooled = False  # type: ignore[attr-defined] # pooling after this one has its own work to do
+            images.pooled = False  # type: ignore[attr-defined] # a pooling layer after this one must pool
             return images
         if not (self.training and suits(images) and sides_even(images)):
             return super().forward(images)
-        kernels = quick_pool_kernels()
-        assert kernels is not None
-        return kernels.MaxPoolTraining.apply(images)
+        return KERNELS.module.MaxPoolTraining.apply(images)
 
 
 def sides_even(images: Tensor) -> bool:
@@ -35,40 +41,11 @@ def sides_even(images: Tensor) -> bool:
     return images.shape[-2] % 2 == 0 and images.shape[-1] % 2 == 0
 
 
-@lru_cache(maxsize=1)
-def quick_pool_kernels() -> ModuleType | None:
-    """The kernels where they work, else None."""
-    load = partial(import_module, "equipoise.nets.kernels.pool_kernels")
-    return proven(load, prove, "max pooling by torch, which is slower in bfloat16")
-
-
-def prove(kernels: ModuleType, device: torch.device) -> None:
-    """Compare the kernels with torch's max pooling on random values, half of them equal.
-
-    Raises:
-        AssertionError: when they differ
-    """
-    images, given = torch.relu(random_images((4, 40, 8, 8), device, 0)), random_images((4, 40, 4, 4), device, 1)
-    results = []
-    for pool in (kernels.MaxPoolTraining.apply, lambda x: F.max_pool2d(x, 2)):
-        x = images.clone().requires_grad_()
-        out = pool(x)
-        results.append((out, *torch.autograd.grad(out, x, given)))
-    for ours, torchs in zip(*results):
-        assert torch.equal(ours, torchs), "the kernels give other values than torch"
-
-
-def quicken_pools(net: nn.Module) -> None:
-    """Let the net's max pooling by windows of 2 x 2 side by side be quick in bfloat16 on a GPU."""
-    if quick_pool_kernels() is None:
-        return
-    for module in net.modules():
-        if type(module) is nn.MaxPool2d and _by_two(module):
-            module.__class__ = QuickMaxPool2d
-
-
 def _by_two(pool: nn.MaxPool2d) -> bool:
-    """Whether a module pools by windows of 2 x 2 side by side, without extras."""
+    """Whether a layer pools by windows of 2 x 2 side by side, without extras."""
     wanted = ((pool.kernel_size, 2), (pool.stride, 2), (pool.padding, 0), (pool.dilation, 1))
     plain = all(setting in (value, (value, value)) for setting, value in wanted)
     return plain and not pool.return_indices and not pool.ceil_mode
+
+
+quicken_pools = Replacement(QuickMaxPool2d, exactly(nn.MaxPool2d, _by_two), KERNELS)

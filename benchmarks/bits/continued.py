@@ -1,0 +1,187 @@
+"""What the new commit does with folders that the old one wrote: reports, predictions, exports, studies, hospitals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from bits.cases import TINY, Case, case
+from bits.compare import differences, differing
+from bits.sides import Side
+
+#: what a run that stopped in its last round would not have
+LATER = ("models", "report.html", "report.csv", "report.tex")
+#: runs whose folders are used: global and personal models, text in the classifier, prediction without a classifier
+FINISHED = (
+    case("fedavg", {}),
+    case("fedrep", {}),
+    case("prr", {"prr.global_view": True}),
+    case("fedbm", {}),
+    case("fednpr", {"npr.supervised": False}),
+)
+PERSONAL = ("fedrep", "prr")
+SITE = "site 1"
+#: bytes on the wire: what a site that goes on has received before is not sent again
+TRAFFIC = ("sent", "received", "entries")
+ROWS = ("fedavg", "fedrep")
+PIXELS = TINY["data.phantom.size"]
+
+Finding = tuple[str, list[str]]
+
+
+def cut(run: Path, folder: Path) -> Path:
+    """A copy of a finished run as a crash would leave it, in the middle of writing the last round's events."""
+    shutil.copytree(run, folder)
+    last = max((folder / "checkpoints").glob("round-*"))
+    events = json.loads((last.with_name(f"round-{int(last.name[-5:]) - 1:05d}") / "manifest.json").read_bytes())[
+        "events"
+    ]
+    shutil.rmtree(last)
+    for path in (folder / name for name in LATER):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    log = folder / "events.jsonl"
+    log.write_bytes(log.read_bytes()[: events + 100])
+    return folder
+
+
+class Folders:
+    """Puts the same question to both sides, each with a copy of the folder that the old commit wrote."""
+
+    def __init__(self, old: Side, new: Side, scratch: Path, reference: Callable[[Case], Path]):
+        self.old, self.new, self.scratch, self.reference = old, new, scratch, reference
+        self._numbers = itertools.count()
+
+    def folders(self) -> Iterator[Finding]:
+        """All but the pilot, as pairs of a name and lines about what differs."""
+        for finished in FINISHED:
+            run = self.reference(finished)
+            yield f"report of {finished.name}", self.both(run, "report", "{}")
+            for site in [SITE] if finished.method in PERSONAL else [None]:
+                yield f"predict with {finished.name}", self.predicted(run, site)
+                for ending in ("pt2", "onnx"):
+                    yield f"export of {finished.name} to {ending}", self.exported(run, site, ending)
+        runs = [self.reference(finished) for finished in FINISHED[:2]]
+        yield "report of two runs", self.both(_gathered(runs, self.place("runs")), "report", "{}/0", "{}/1")
+        yield from self.studies()
+
+    def place(self, name: str) -> Path:
+        """A path that nothing has used yet."""
+        return self.scratch / f"{name}-{next(self._numbers)}"
+
+    def both(self, folder: Path, *arguments: str) -> list[str]:
+        """A command line of each side on its copy of the folder, `{}`; compares statuses, prints and files."""
+        copies = [self.place("copy") / "folder" for _ in range(2)]
+        answers = []
+        for side, copy in zip((self.old, self.new), copies):
+            shutil.copytree(folder, copy)
+            status, said = side.run(*(argument.replace("{}", str(copy)) for argument in arguments)).result()
+            answers.append({"status": status, "said": said.replace(str(copy), "FOLDER"), "files": texts(copy)})
+        return list(differing(*answers, " ".join(arguments)))
+
+    def predicted(self, run: Path, site: str | None) -> list[str]:
+        """Probabilities of some images."""
+        images = pictures(self.place("images"))
+        return self.both(run, "predict", "{}", *map(str, images), "--csv", *(["--site", site] if site else []))
+
+    def exported(self, run: Path, site: str | None, ending: str) -> list[str]:
+        """Probabilities from an exported model, which PyTorch or ONNX computes."""
+        pixels = self.place("pixels").with_suffix(".npy")
+        np.save(pixels, np.stack([_picture(seed).transpose(2, 0, 1) for seed in range(3)]))
+        answers = []
+        for side in (self.old, self.new):
+            file = self.place("model").with_suffix(f".{ending}")
+            status, said = side.run("export", run, file, *(["--site", site] if site else [])).result()
+            found = side.exported(file, pixels).result()[1] if status == 0 else ""
+            answers.append([status, said.replace(str(file), "FILE"), found])
+        return list(differing(*answers, f"export {ending}"))
+
+    def studies(self) -> Iterator[Finding]:
+        """A small study: its tables anew, and its runs where one was interrupted."""
+        file, out = self.scratch / "guard.toml", self.place("studies")
+        file.write_text(study_text())
+        self.old.said("study", file, "--out", out, "--keep-checkpoints")
+        yield "study --report-only", self.both(out, "study", str(file), "--out", "{}", "--report-only")
+        broken = self.place("broken")
+        shutil.copytree(out, broken)
+        run = broken / "guard" / "runs" / f"{ROWS[1]}-seed1"
+        shutil.rmtree(run)
+        cut(out / "guard" / "runs" / run.name, run)
+        status, said = self.new.run("study", file, "--out", broken, "--keep-checkpoints").result()
+        lines = [f"exit status {status}: {said[-400:]}"] if status else []
+        lines += [line for name in sorted((out / "guard" / "runs").iterdir()) for line in _runs(name, broken, out)]
+        yield "study that goes on", lines
+
+    def pilot(self) -> Iterator[Finding]:
+        """A federation of processes: server and hospitals of the old commit go on under the new one.
+
+        The hospitals' policies and what they keep between rounds are the old commit's.
+        """
+        whole, again = self.place("pilot"), self.place("pilot")
+        command = ["pilot", *case("fedrep", {}).arguments[1:]]
+        self.old.said(*command, "--out", whole)
+        cut(whole, again)
+        for models in again.glob("pilot/sites/*/state/runs/*/models"):
+            shutil.rmtree(models)
+        status, said = self.new.run(*command, "--out", again, "--resume").result()
+        yield (
+            "pilot that goes on",
+            [f"ends with status {status}: {said}"] if status else [*differences(whole, again, TRAFFIC)],
+        )
+
+
+def _runs(run: Path, broken: Path, out: Path) -> Iterator[str]:
+    yield from (f"{run.name}: {line}" for line in differences(run, broken / run.relative_to(out)))
+
+
+def _gathered(runs: list[Path], folder: Path) -> Path:
+    for number, run in enumerate(runs):
+        shutil.copytree(run, folder / str(number))
+    return folder
+
+
+def texts(folder: Path) -> dict[str, str]:
+    """The files of a folder that are text; of pages, what their tables say."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".csv", ".md", ".tex", ".json", ".toml"):
+            found[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
+        elif path.suffix == ".html":
+            found[str(path.relative_to(folder))] = "\n".join(cells(path.read_text(encoding="utf-8")))
+    return found
+
+
+def cells(page: str) -> list[str]:
+    """The text in the cells of a page's tables."""
+    rough = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in rough]
+
+
+def pictures(folder: Path) -> list[Path]:
+    """Images as a user has them, of noise and larger than those in training."""
+    folder.mkdir(parents=True)
+    paths = [folder / f"{seed}.png" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        Image.fromarray(_picture(seed).repeat(3, 0).repeat(3, 1)).save(path)
+    return paths
+
+
+def _picture(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (PIXELS, PIXELS, 3), np.uint8)
+
+
+def study_text() -> str:
+    """A study of two methods and two seeds."""
+    settings = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items())
+    rows = "".join(f'[[row]]\nname = "{name}"\nmethod = "{name}"\n' for name in ROWS)
+    return f'name = "guard"\ntitle = "Guard"\nscope = "sites"\nseeds = [1, 2]\n[settings]\n{settings}{rows}'
