@@ -11,8 +11,6 @@ import torch
 
 pytest.importorskip("flwr")
 
-from postbox import Hospitals, Postbox
-
 from equipoise.contract.protocol import Ask, SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.data import DataConfig
@@ -31,6 +29,7 @@ from equipoise.hospitals.security import new_key_pair, signer, verifier
 from equipoise.report.record import read_run
 from equipoise.report.tables import selection_note
 from harness import assert_same_bits, events, last_checkpoint, run_tiny, server_state, site_states
+from postbox import Hospitals, Postbox
 
 
 def kept_at_sites(hospitals: Hospitals, folder: Path) -> dict[str, torch.Tensor]:

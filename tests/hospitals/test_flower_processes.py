@@ -16,7 +16,6 @@ import torch
 pytest.importorskip("flwr")
 
 from consortium import Consortium, finish, lay_out_consortium, running, running_sites, start_server, wait_for
-
 from equipoise.engine.states import read_state
 from equipoise.hospitals.pilot import start_site
 from equipoise.hospitals.processes import Child

@@ -5,6 +5,7 @@ import torch
 
 from equipoise import losses
 from host_reads import HostReads
+from named_losses import LOSSES
 
 LOGITS, FEATURES = torch.randn(6, 4), torch.randn(6, 8)
 LABELS, COUNTS = torch.tensor([0, 1, 3, 3, 0, 1]), torch.tensor([5, 4, 0, 2])
@@ -12,7 +13,7 @@ PRESENT, PROTOTYPES = COUNTS > 0, torch.randn(4, 8)
 IMAGES, CODES = torch.randn(6, 3, 4, 4), torch.randn(6, 5)
 
 CASES = {
-    **{name: (lambda z, loss=loss: loss(z, LABELS, COUNTS), LOGITS) for name, loss in losses.SUPERVISED.items()},
+    **{name: (lambda z, loss=loss: loss(z, LABELS, COUNTS), LOGITS) for name, loss in LOSSES.items()},
     "difficulty": (
         lambda z: losses.logit_adjusted(z, LABELS, losses.difficulty_margins(COUNTS, torch.ones(4))),
         LOGITS,

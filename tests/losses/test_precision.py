@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from equipoise import losses
+from named_losses import LOSSES
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -20,13 +21,10 @@ IMAGES, CODES = random(6, 3, 4, 4), random(6, 5)
 
 #: {name: (function of the argument in some precision, of labels and of a cast to that precision; argument; labels)}
 CASES = {
-    **{
-        name: (lambda z, y, cast, loss=loss: loss(z, y, COUNTS), LOGITS, LABELS)
-        for name, loss in losses.SUPERVISED.items()
-    },
+    **{name: (lambda z, y, cast, loss=loss: loss(z, y, COUNTS), LOGITS, LABELS) for name, loss in LOSSES.items()},
     **{
         f"{name}, pixels": (lambda z, y, cast, loss=loss: loss(z, y, COUNTS), PIXELS, PIXEL_LABELS)
-        for name, loss in losses.SUPERVISED.items()
+        for name, loss in LOSSES.items()
         if name != "fedlc"  # a class that is absent here would be a label
     },
     "cross_entropy": (lambda z, y, cast: losses.cross_entropy(z, y), LOGITS, LABELS),

@@ -16,11 +16,11 @@ from equipoise.contract.method import Batch, Setting
 from equipoise.core.errors import UserError
 from equipoise.engine.opening import ineffective
 from equipoise.engine.runs import make_config
-from equipoise.losses import supervised_loss
 from equipoise.methods import get_method
 from equipoise.nets import Net
 from equipoise.tasks.classification import Classification
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_config
+from named_losses import LOSSES
 
 NO_CPA = ("prr.cpa_global=false", "prr.cpa_local=false")
 FEDBN = ("prr.pfa=off", "prr.det=off", *NO_CPA)
@@ -94,7 +94,7 @@ def test_without_cpa_any_supervised_loss_drives_the_transfer(name):
     client.workplace.begin({"model": client.net.state_dict()}, None)
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4 // 2
-    expected = supervised_loss(name)(logits, labels, client.class_counts)
+    expected = LOSSES[name](logits, labels, client.class_counts)
     torch.testing.assert_close(client.supervised(logits, labels), expected)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from test_study import SCORES, VIEWS, made_up_study, make_up, rewrite
-from test_study_results import rewrite_all
 
 from equipoise.report.plotting import style
 from equipoise.studies import figures
 from equipoise.studies.report import render
 from equipoise.studies.results import StudyResults, collect
+from test_study import SCORES, VIEWS, made_up_study, make_up, rewrite
+from test_study_results import rewrite_all
 
 
 def drawn(figure: Any, results: StudyResults) -> Figure:

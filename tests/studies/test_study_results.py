@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 from equipoise.cli.grid_progress import GridProgress
 from equipoise.core.errors import UserError
@@ -29,6 +28,7 @@ from equipoise.studies.report import render
 from equipoise.studies.results import collect
 from equipoise.studies.summary import summary
 from equipoise.studies.table import decimals, side_tables, tables_of, tables_to_come
+from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAK = "the authors split of ham10000 is not clean: 641 of 1868 test groups are also in train"

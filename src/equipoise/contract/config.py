@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.core.table import Table
+from equipoise.core.table import LATER, Table, drop_later
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.config import DataConfig
 from equipoise.nets.config import NetConfig
@@ -220,7 +220,9 @@ class Config(Table):
     checkpoint: CheckpointConfig = CheckpointConfig()
     compute: ComputeConfig = ComputeConfig()
     npr: NprConfig = NprConfig()
-    components: tuple[str, ...] = Field((), description="ideas put on the method, see `equipoise components`")
+    components: tuple[str, ...] = Field(
+        (), description="ideas put on the method, see `equipoise components`", json_schema_extra=LATER
+    )
     methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods and components, by name")
 
     @field_validator("components")
@@ -258,8 +260,7 @@ class Config(Table):
         """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
         bits."""
         decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
-        if not self.components:  # runs from before there were components go on
-            del decisive["components"]
+        drop_later(self, decisive)
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_
 LARGEST, LARGEST_COUNT = 1e30, 2**53
 
 
+#: marks a setting that earlier versions did not have: at its default it does not count in a run's digest
+LATER: Any = {"later": True}
+
+
 class Table(BaseModel):
     """A table of the config: unknown keys are errors, numbers are finite, and values never change once validated."""
 
@@ -30,6 +34,16 @@ class Table(BaseModel):
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         """Settings that do nothing, and why; `setting` is that of the run, where it is known."""
         return {}
+
+
+def drop_later(table: Table, dumped: dict[str, Any]) -> None:
+    """Take settings that earlier versions did not have, and that are at their default, out of a dumped table."""
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, Table) and name in dumped:
+            drop_later(value, dumped[name])
+        elif field.json_schema_extra == LATER and value == field.default:
+            dumped.pop(name, None)
 
 
 def tables_in(table: Table, prefix: str = "") -> Iterator[tuple[str, Table]]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from equipoise.core.table import Table
+from equipoise.core.table import LATER, Table
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
@@ -40,9 +40,13 @@ class DataConfig(Table):
     size: int | None = Field(default=None, ge=8, le=1024, description="pixels per side; default the source's")
     crop: Literal["centre", "squash"] = Field(default="centre", description="how an image becomes square")
     window: tuple[float, float] | None = Field(
-        default=None, description="centre and width of the grey levels of DICOM files; default each file's own"
+        default=None,
+        description="centre and width of the grey levels of DICOM files; default each file's own",
+        json_schema_extra=LATER,
     )
-    brightness: bool = Field(default=False, description="one mean grey level for all images, applied by prepare")
+    brightness: bool = Field(
+        default=False, description="one mean grey level for all images, applied by prepare", json_schema_extra=LATER
+    )
     colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
     skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
