@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +28,5 @@ def _plain(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
     return cross_entropy(logits, labels)
 
 
-LOSSES: dict[str, Loss] = {"ce": cast(Loss, _plain)} | {
-    loss: _of_component(name) for loss, name in loss_names().items()
-}
+LOSSES: dict[str, Loss] = {"ce": _plain}
+LOSSES |= {loss: _of_component(name) for loss, name in loss_names().items()}
