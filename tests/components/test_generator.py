@@ -224,7 +224,7 @@ def test_local_and_generated_images_weigh_alike_in_one_mean(both, classifier):
 
 @pytest.mark.parametrize("classifier", ["distribution", "learned"])
 def test_class_counts_of_the_site_do_not_bear_on_generated_images(both, classifier):
-    settings = (f"fedbm.classifier='{classifier}'", "train.loss='balanced_softmax'", *SMALL)
+    settings = (f"fedbm.classifier='{classifier}'", "components=['balanced-softmax']", *SMALL)
     client = client_of(setting_of("fedbm", *settings))
     client.workplace.begin(server_of(client.setting).message(), None)
     client.class_counts.copy_(torch.tensor([9.0, 1.0, 0.0, 0.0]))
