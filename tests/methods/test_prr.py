@@ -16,7 +16,7 @@ from equipoise.contract.method import Batch, Setting
 from equipoise.core.errors import UserError
 from equipoise.engine.opening import ineffective
 from equipoise.engine.runs import make_config
-from equipoise.losses import supervised_loss
+from equipoise.losses import class_balanced, cross_entropy, focal
 from equipoise.methods import get_method
 from equipoise.nets import Net
 from equipoise.tasks.classification import Classification
@@ -88,14 +88,20 @@ def test_without_its_parts_it_is_fedbn_bit_for_bit(tmp_path, aggregation):
     assert_same_bits(plain_names(all_state(first)), plain_names(all_state(second)))
 
 
-@pytest.mark.parametrize("name", ["ce", "fedeamc", "focal"])
-def test_without_cpa_any_supervised_loss_drives_the_transfer(name):
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("ce", lambda logits, labels, counts: cross_entropy(logits, labels)),
+        ("fedeamc", class_balanced),
+        ("focal", lambda logits, labels, counts: focal(logits, labels)),
+    ],
+)
+def test_without_cpa_any_supervised_loss_drives_the_transfer(name, loss):
     client = client_of(setting_of("prr", *NO_CPA, f"train.loss={name}"))
     client.workplace.begin({"model": client.net.state_dict()}, None)
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4 // 2
-    expected = supervised_loss(name)(logits, labels, client.class_counts)
-    torch.testing.assert_close(client.supervised(logits, labels), expected)
+    torch.testing.assert_close(client.supervised(logits, labels), loss(logits, labels, client.class_counts))
 
 
 def test_sites_weigh_the_same_unless_told_otherwise():
