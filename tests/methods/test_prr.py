@@ -76,7 +76,7 @@ def test_a_step_of_each_stage_moves_both_models_as_the_golden_one(golden, stage)
 
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by site and entry, whatever the name under which they are kept."""
+    """Tensors by site and entry, without the name under which they are kept."""
     return {f"{name.split('/')[0]}/{name.rpartition('/')[2]}": t for name, t in state.items() if "." in name}
 
 
@@ -123,7 +123,7 @@ def test_sites_that_come_and_go_leave_a_finite_model_at_every_site(tmp_path):
 
 
 def test_its_parts_are_chosen_by_the_options_of_the_methods_own_table():
-    """Under whatever name it runs: `prr` here is only the name of a file."""
+    """Under any name that a run gives it: `prr` is only the name of a file."""
     config = tiny_config("prr", "prr.global_view=true")
     other = config.model_copy(update={"method": "prr-again", "methods": {"prr-again": {"global_view": False}}})
     method = get_method("prr")
