@@ -19,10 +19,11 @@ from PIL import Image
 
 from equipoise import methods
 from equipoise.cli import app as cli
+from equipoise.components.mean_model import MeanModel
 from equipoise.engine import runs
 from equipoise.engine.disclosure import POOLED, disclosure_sheet, widest_sheet
+from equipoise.engine.runs import make_config
 from equipoise.methods import get_method, method_names
-from equipoise.methods.prr import PRRClient
 from harness import TINY, all_state, assert_same_bits, events
 
 QUICK = [f"--set={setting}" for setting in TINY]
@@ -123,19 +124,27 @@ def test_methods_show_describes_a_method_by_the_first_paragraph_of_its_own_file(
     assert code == 0 and out.split()[: len(described) + 1] == [name, *described]
 
 
-def test_the_sheet_of_a_method_has_its_variants_and_that_of_pooling_says_so():
-    assert "norm" in widest_sheet(get_method("prr"))["train"], "with a global view batch norm leaves"
-    assert "norm" not in disclosure_sheet(get_method("prr").client)["train"]
+def test_the_sheet_of_a_method_has_what_any_option_lets_out_and_that_of_pooling_says_so(equipoise):
+    prr = get_method("prr")
+    assert "norm" in widest_sheet(prr)["train"], "with a global view batch norm leaves"
+    assert "norm" not in disclosure_sheet(prr.client_class(make_config(method="prr")))["train"]
+    assert " norm " in equipoise("methods", "show", "prr")[1]
     assert widest_sheet(get_method("central")) == POOLED
 
 
-def test_the_sheet_of_a_method_has_no_more_than_its_declared_variants():
-    """Whatever other classes were made from its client, here or in tests."""
-    before = widest_sheet(get_method("prr"))
-    leaky = type("Leaky", (PRRClient,), {"discloses": {"train": {"images": "all"}}, "__module__": PRRClient.__module__})
-    assert widest_sheet(get_method("prr")) == before
-    declared = dataclasses.replace(get_method("prr"), variants={"global_view": leaky})
-    assert "images" in widest_sheet(declared)["train"]
+def test_the_sheet_of_a_method_has_no_more_than_its_options_let_out():
+    """Whatever other components were made from its own, here or in tests."""
+
+    class Leaky(MeanModel):
+        def discloses(self):
+            return {"train": {"images": "all"}}
+
+    class Careless(get_method("prr").options):
+        def components(self):
+            return [*super().components(), *([Leaky()] if self.global_view else [])]
+
+    assert "images" not in widest_sheet(get_method("prr"))["train"]
+    assert "images" in widest_sheet(dataclasses.replace(get_method("prr"), options=Careless))["train"]
 
 
 def test_data_inspect_draws_the_federation(equipoise):

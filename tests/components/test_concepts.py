@@ -68,14 +68,14 @@ def test_data_without_a_bank_is_refused_with_the_command(tmp_path):
 def test_the_loss_is_the_papers_surrogate_and_any_other_loss_gets_its_term():
     """Under a balanced softmax the classifier's logits are balanced, and the spread of the texts counts as before."""
     batch = noise_of(6)
-    for loss in ("ce", "balanced_softmax"):
-        client = client_of(setting_of("fedbm", *ALONE, f"train.loss={loss}"))
+    for loss in ("", "balanced-softmax"):
+        client = client_of(setting_of("fedbm", *ALONE, f"components={[loss] if loss else []}"))
         client.workplace.begin(server_of(client.setting).message(), None)
         client.class_counts.copy_(torch.tensor([6.0, 3.0, 1.0, 0.0]))
         client.workplace.set_mode(False)
         out, frozen = client.outputs(batch), client.sides["concepts"].classifier
         surrogate = concept_alignment(out.output, batch.label, frozen.mean, frozen.variance, 12.5)
-        if loss == "balanced_softmax":
+        if loss:
             logits = frozen(out.output)
             surrogate = surrogate - F.cross_entropy(logits, batch.label)
             surrogate = surrogate + balanced_softmax(logits, batch.label, client.class_counts)

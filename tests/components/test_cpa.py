@@ -56,7 +56,7 @@ def cpa_client(*settings: str) -> tuple[Any, Any]:
     side = client.sides["cpa"]
     draws = torch.Generator().manual_seed(0)
     sent_prototypes = torch.rand(4, 128, generator=draws)
-    sent_prototypes[3] = 0  # nobody has told of class 3
+    sent_prototypes[3] = 0  # no site has sent class 3
     message = {"model": client.net.state_dict(), "prototypes": sent_prototypes}
     client.workplace.begin(message | {"federation_counts": torch.tensor([90.0, 30.0, 6.0, 4.0])}, None)
     side.local_prototypes.copy_(torch.rand(4, 128, generator=draws))

@@ -92,7 +92,7 @@ def test_the_classifier_is_merged_row_by_row():
         answered(server, 1, updates)
     rows = sent(by_row, "a")["head.weight"]
     assert not torch.allclose(rows, sent(as_matrix, "a")["head.weight"], atol=1e-3)
-    # A class of its own: changing another class's row changes nothing here.
+    # Each class is merged alone: another row of one class changes no other class.
     updates["b"]["model"]["head.weight"][1] += 1
     answered(by_row, 1, updates)
     changed = sent(by_row, "a")["head.weight"]

@@ -20,7 +20,7 @@ SMALL = ("fedbm.generator_width=2", "fedbm.generator_steps=3", "fedbm.generator_
 
 
 def generator_trained(server: Any) -> Tensors:
-    """The generator after the round in which the server trains it, against the model as it is."""
+    """The generator after the round in which the server trains it, against the present model."""
     side = server.sides["generator"]
     side.after(side.options.every, Replies([]), {}, server.state.model)
     return server.state.generator
@@ -224,7 +224,7 @@ def test_local_and_generated_images_weigh_alike_in_one_mean(both, classifier):
 
 @pytest.mark.parametrize("classifier", ["distribution", "learned"])
 def test_class_counts_of_the_site_do_not_bear_on_generated_images(both, classifier):
-    settings = (f"fedbm.classifier='{classifier}'", "train.loss='balanced_softmax'", *SMALL)
+    settings = (f"fedbm.classifier='{classifier}'", "components=['balanced-softmax']", *SMALL)
     client = client_of(setting_of("fedbm", *settings))
     client.workplace.begin(server_of(client.setting).message(), None)
     client.class_counts.copy_(torch.tensor([9.0, 1.0, 0.0, 0.0]))
@@ -238,3 +238,18 @@ def test_class_counts_of_the_site_do_not_bear_on_generated_images(both, classifi
     local = balanced_softmax(logits[:3], both.label, client.class_counts)
     made = F.cross_entropy(logits[3:], both.synthetic_label)
     torch.testing.assert_close(client.loss(both, client.outputs(both)), expected + (3 * local + 4 * made) / 7)
+
+
+@pytest.mark.parametrize("classifier", ["distribution", "learned"])
+def test_what_changes_logits_of_local_images_goes_on_beside_generated_ones(both, classifier):
+    def loss(*settings):
+        client = client_of(setting_of("fedbm", f"fedbm.classifier='{classifier}'", *SMALL, *settings))
+        client.workplace.begin(server_of(client.setting).message(), None)
+        client.class_counts.copy_(torch.tensor([9.0, 1.0, 1.0, 0.0]))
+        client.workplace.set_mode(False)
+        local = Batch(image=both.image, label=both.label)
+        return [client.loss(batch, client.outputs(batch)) for batch in (local, both)]
+
+    (plain, plain_of_both), (restricted, restricted_of_both) = loss(), loss("components=['restricted']")
+    assert restricted > plain
+    torch.testing.assert_close(7 * (restricted_of_both - plain_of_both), 3 * (restricted - plain))

@@ -1,4 +1,4 @@
-"""FedIIC's margins: how hard classes are, who says so, and what the margins do to the loss."""
+"""FedIIC's margins: how hard classes are, which images tell it, and how margins change the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two views of each image in one forward pass, and their projections: FedIIC's, and for whoever contrasts."""
+"""Two views of each image in one forward pass, and their projections: FedIIC's and any other contrast's."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composed import server_of, setting_of
+from composed import client_of, server_of, setting_of
 from equipoise.contract.config import preset_names
 from equipoise.contract.protocol import Replies
 from equipoise.core.errors import UserError
@@ -116,6 +116,17 @@ def test_a_run_resumes_bit_for_bit_with_its_generator(tmp_path):
         Run(config, get_method("fedbm"), tiny_federation(config), tmp_path / "broken", [Crash(3)]).execute()
     run_tiny(tmp_path / "broken", "fedbm", *settings, resume=True)
     assert_same_bits(all_state(run_tiny(tmp_path / "whole", "fedbm", *settings)), all_state(tmp_path / "broken"))
+
+
+@pytest.mark.parametrize(("classifier", "replaced"), [("distribution", True), ("learned", False)])
+def test_a_frozen_classifier_has_a_loss_in_place_of_the_configured_one(classifier, replaced):
+    settings = (f"fedbm.classifier={classifier}", "train.loss=focal", "fedbm.cgde=false")
+    setting = setting_of("fedbm", *settings)
+    sentences = list(ineffective(setting, get_method("fedbm"), (), "global"))
+    assert [sentence.split(" = ")[0] for sentence in sentences] == ["train.loss"] * replaced
+    logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4
+    plain = torch.nn.functional.cross_entropy(logits, labels)
+    assert torch.equal(client_of(setting).supervised(logits, labels), plain) is replaced
 
 
 def test_a_run_says_that_its_generator_is_never_trained():

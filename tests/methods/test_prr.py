@@ -16,11 +16,11 @@ from equipoise.contract.method import Batch, Setting
 from equipoise.core.errors import UserError
 from equipoise.engine.opening import ineffective
 from equipoise.engine.runs import make_config
+from equipoise.losses import class_balanced, cross_entropy, focal
 from equipoise.methods import get_method
 from equipoise.nets import Net
 from equipoise.tasks.classification import Classification
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_config
-from named_losses import LOSSES
 
 NO_CPA = ("prr.cpa_global=false", "prr.cpa_local=false")
 FEDBN = ("prr.pfa=off", "prr.det=off", *NO_CPA)
@@ -76,7 +76,7 @@ def test_a_step_of_each_stage_moves_both_models_as_the_golden_one(golden, stage)
 
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by site and entry, whatever the name under which they are kept."""
+    """Tensors by site and entry, without the name under which they are kept."""
     return {f"{name.split('/')[0]}/{name.rpartition('/')[2]}": t for name, t in state.items() if "." in name}
 
 
@@ -88,14 +88,20 @@ def test_without_its_parts_it_is_fedbn_bit_for_bit(tmp_path, aggregation):
     assert_same_bits(plain_names(all_state(first)), plain_names(all_state(second)))
 
 
-@pytest.mark.parametrize("name", ["ce", "fedeamc", "focal"])
-def test_without_cpa_any_supervised_loss_drives_the_transfer(name):
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("ce", lambda logits, labels, counts: cross_entropy(logits, labels)),
+        ("fedeamc", class_balanced),
+        ("focal", lambda logits, labels, counts: focal(logits, labels)),
+    ],
+)
+def test_without_cpa_any_supervised_loss_drives_the_transfer(name, loss):
     client = client_of(setting_of("prr", *NO_CPA, f"train.loss={name}"))
     client.workplace.begin({"model": client.net.state_dict()}, None)
     client.class_counts.copy_(torch.tensor([5.0, 4.0, 0.0, 2.0]))
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4 // 2
-    expected = LOSSES[name](logits, labels, client.class_counts)
-    torch.testing.assert_close(client.supervised(logits, labels), expected)
+    torch.testing.assert_close(client.supervised(logits, labels), loss(logits, labels, client.class_counts))
 
 
 def test_sites_weigh_the_same_unless_told_otherwise():
@@ -117,7 +123,7 @@ def test_sites_that_come_and_go_leave_a_finite_model_at_every_site(tmp_path):
 
 
 def test_its_parts_are_chosen_by_the_options_of_the_methods_own_table():
-    """Under whatever name it runs: `prr` here is only the name of a file."""
+    """Under any name that a run gives it: `prr` is only the name of a file."""
     config = tiny_config("prr", "prr.global_view=true")
     other = config.model_copy(update={"method": "prr-again", "methods": {"prr-again": {"global_view": False}}})
     method = get_method("prr")

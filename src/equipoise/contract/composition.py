@@ -448,7 +448,8 @@ class ComposedClient(Composed, Client):
         labels = self.all_labels(batch)
         if len(labels) == len(batch.label):
             return super().loss(batch, out)
-        if self._head is not None and self._loss is None:  # FedBM's: one cross entropy of all
+        changed = any(type(side).logits is not SiteSide.logits for side in self.sides.values())
+        if self._head is not None and self._loss is None and not changed:  # FedBM's: one cross entropy of all
             return super().supervised(out.all_logits, labels)
         sizes = [len(batch.label), len(labels) - len(batch.label)]
         own, others = out.all_logits.split(sizes)
