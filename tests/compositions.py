@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.components import component_names, defaults_of, get_component
+from equipoise.components import component_names, get_component
 from equipoise.contract.component import GRANTED
 from equipoise.contract.config import Config
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Conversation, Replies, flatten
-from equipoise.core.table import dotted
 from equipoise.data import Federation
 from equipoise.engine.evaluation import Evaluator
 from equipoise.engine.local import LocalEngine
@@ -76,13 +75,6 @@ def given_to(method: str, *names: str) -> list[str]:
     return [name for name in component_names() if get_component(name)().gives() & needed]
 
 
-def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Settings that put components on a method, with the defaults that choosing them implies."""
-    names = list(names)
-    implied = dotted(defaults_of(names))
-    return (f"components={json.dumps(names)}", *(f"{key}={json.dumps(value)}" for key, value in implied.items()))
-
-
 def limit_of(name: str) -> tuple[str, ...]:
     """Settings under which a component changes nothing; none where it has no such limit."""
     return tuple(f"{name}.{key}={json.dumps(value)}" for key, value in get_component(name).limit.items())
@@ -90,7 +82,7 @@ def limit_of(name: str) -> tuple[str, ...]:
 
 def configured(method: str, names: Sequence[str], *settings: str) -> Config:
     """The config of a short run of a method with components."""
-    return tiny_config(method, *FEW, *chosen(names), *settings)
+    return tiny_config(method, *FEW, f"components={json.dumps(list(names))}", *settings)
 
 
 @cache
