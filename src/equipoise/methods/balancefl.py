@@ -54,7 +54,7 @@ class BalanceFLClient(FedAvgClient):
     def build(self) -> None:
         super().build()
         if self.options.inherit:
-            self.teacher = self.reference(self.setting.new_net())
+            self.teacher = self.reference(self.new_net())
             self.scratch("teacher", self.teacher)
         if self.options.feature_noise:
             size = self.net.feature_size
