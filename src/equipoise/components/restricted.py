@@ -32,7 +32,7 @@ class Restricted(Component):
     alpha: float = Field(0.5, ge=0, le=1, description="factor of the logits of missing classes; 1: all alike")
 
     def needs(self) -> AbstractSet[str]:
-        return {"supervised"}
+        return {"supervised", "all classes", "sites"}
 
     def lacks(self) -> AbstractSet[str]:
         return set() if self.alpha else {"absent classes"}  # such a class's logit is 0, whatever its weights are

@@ -52,6 +52,7 @@ WORDS: Mapping[str, str] = {
     "supervised": "a supervised loss of logits",
     "sites": "several sites, each with images of its own",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
+    "all classes": "a loss in which classes that a site lacks compete",
 }
 GRANTED = frozenset(WORDS)
 

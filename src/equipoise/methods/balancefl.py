@@ -42,7 +42,9 @@ class Options(MethodOptions):
 
     def lacks(self) -> AbstractSet[str]:
         found = {"plain forward", "plain loss"}
-        return found | {"absent classes"} if self.present_only and not self.inherit else found
+        if self.present_only:
+            found |= {"all classes"} if self.inherit else {"all classes", "absent classes"}
+        return found
 
 
 class BalanceFLClient(FedAvgClient):
