@@ -158,6 +158,9 @@ class Deputy(Component):
         found = {"model", "plain forward", "supervised", "one loss", "sites"}
         return found | ({"local epochs"} if self.staged else set())
 
+    def lacks(self) -> AbstractSet[str]:
+        return {"head predicts"}
+
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:
         return ("personal",)
 

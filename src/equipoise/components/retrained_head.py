@@ -115,7 +115,7 @@ class RetrainedHead(Component):
     classifier_batch: PositiveInt = Field(32, description="features in each step of the classifier")
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "class head", "one model", "plain features", "one training ask", "sites"}
+        return {"model", "class head", "head predicts", "one model", "plain features", "one training ask", "sites"}
 
     def discloses(self) -> Sheet:
         return {

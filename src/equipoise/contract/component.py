@@ -41,6 +41,7 @@ WORDS: Mapping[str, str] = {
     "model": "a model on the server",
     "whole model": "that the whole net travels",
     "class head": "a linear head that travels, with one row for each class",
+    "head predicts": "that the head which the server sends predicts",
     "one model": "that all sites receive the same model",
     "plain forward": "one net that trains, whose features give its logits",
     "plain features": "features of the net that trains among the outputs of its forward pass",
