@@ -31,7 +31,7 @@ class BalancedSoftmax(Component):
     gamma: float = Field(1.0, ge=0, description="factor of the logarithms; 0: plain cross entropy")
 
     def holds(self) -> AbstractSet[str]:
-        return {"loss"}
+        return {"loss"} if self.gamma else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}

@@ -31,7 +31,7 @@ class ClassBalanced(Component):
     power: float = Field(1.0, ge=0, description="exponent of the class counts; 0: plain cross entropy")
 
     def holds(self) -> AbstractSet[str]:
-        return {"loss"}
+        return {"loss"} if self.power else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}

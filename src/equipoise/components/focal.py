@@ -31,7 +31,7 @@ class Focal(Component):
     gamma: float = Field(2.0, ge=0, description="exponent of 1 - p; 0: plain cross entropy")
 
     def holds(self) -> AbstractSet[str]:
-        return {"loss"}
+        return {"loss"} if self.gamma else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}
