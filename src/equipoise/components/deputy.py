@@ -132,6 +132,7 @@ class Deputy(Component):
     name: ClassVar[str] = "deputy"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 60
+    in_short: ClassVar[tuple[str, ...]] = ("train.epochs=3",)
     counts_epochs: ClassVar[bool] = True
     distinctive: ClassVar[tuple[str, ...]] = ("steps",)
     Site: ClassVar[type[SiteSide]] = DeputySite
