@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from equipoise.components import component_names, get_component
@@ -47,17 +46,17 @@ class Left:
     said: Mapping[str, set[str]]
     sheet: Mapping[str, set[str]]
 
+    def differences(self, other: Left) -> set[str]:
+        """The tensors that both have and that differ in some bit."""
+        both = ((self.state, other.state), (self.scores, other.scores))
+        return {name for mine, theirs in both for name in mine.keys() & theirs if not mine[name].equal(theirs[name])}
+
     def changes(self, other: Left) -> bool:
-        """Whether any bit differs that both have, other entries of the model travel, or there is a further view."""
+        """Whether any bit differs, other entries of the model travel, or there is a further view."""
         travels, travelled = (
             {name for name in left.state if name.startswith("server/model/")} for left in (self, other)
         )
-        differ = any(
-            not torch.equal(mine[name], theirs[name])
-            for mine, theirs in ((self.state, other.state), (self.scores, other.scores))
-            for name in mine.keys() & theirs.keys()
-        )
-        return differ or travels != travelled or self.scores.keys() > other.scores.keys()
+        return bool(self.differences(other)) or travels != travelled or self.scores.keys() > other.scores.keys()
 
 
 def short(*parts: str) -> tuple[str, ...]:
@@ -107,7 +106,7 @@ def played(config: Config) -> Left:
             _converse(server.start(sites) if number == 0 else server.round(number, sites), engine, said)
             server.state.check()
             engine.commit()
-            if number != 1:
+            if number in (0, ROUNDS[-1]):
                 for score in _last(evaluator.round_scores(number, ("valid",))):
                     key = f"{number}/{score.site}/{score.view}"
                     scores |= {f"{key}/{name}": counts for name, counts in score.counts.items()}
@@ -130,7 +129,8 @@ def _converse(conversation: Conversation, engine: LocalEngine, said: dict[str, s
         replies = _last(engine.ask(ask))
         assert not engine.failed, engine.failed
         for reply in replies:
-            said.setdefault(ask.action, set()).update(reply.payload)
+            if reply.payload:
+                said.setdefault(ask.action, set()).update(reply.payload)
 
 
 def _last(work: Generator[None, None, Any]) -> Any:

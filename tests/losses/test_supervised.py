@@ -188,7 +188,7 @@ def test_class_loss_sums_count_every_pixel_as_a_sample():
 
 
 def test_an_unknown_loss_is_refused_with_the_names_of_the_known():
-    with pytest.raises(UserError, match="'dice'.*ce, balanced_softmax, fedeamc, focal, fedlc"):
+    with pytest.raises(UserError, match=r"'dice'.*ce, balanced_softmax, fedeamc, focal, fedlc"):
         tiny_config("fedavg", "train.loss='dice'")
 
 
