@@ -1,4 +1,4 @@
-# make demo | make test | make check | make bench: each sets up what it needs on a fresh machine.
+# make demo | make test | make test-all | make check | make bench: each sets up what it needs on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export OMP_WAIT_POLICY := PASSIVE
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-all check bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow'
 
 check: $(READY)
 	$(BIN)/ruff check src tests benchmarks

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from equipoise.components import component_names, defaults_of, get_component
+from equipoise.components import component_names, get_component
 from equipoise.contract.component import GRANTED
 from equipoise.contract.config import Config
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Conversation, Replies, flatten
-from equipoise.core.table import dotted
 from equipoise.data import Federation
 from equipoise.engine.evaluation import Evaluator
 from equipoise.engine.local import LocalEngine
@@ -48,17 +46,17 @@ class Left:
     said: Mapping[str, set[str]]
     sheet: Mapping[str, set[str]]
 
+    def differences(self, other: Left) -> set[str]:
+        """The tensors that both have and that differ in some bit."""
+        both = ((self.state, other.state), (self.scores, other.scores))
+        return {name for mine, theirs in both for name in mine.keys() & theirs if not mine[name].equal(theirs[name])}
+
     def changes(self, other: Left) -> bool:
-        """Whether any bit differs that both have, other entries of the model travel, or there is a further view."""
+        """Whether any bit differs, other entries of the model travel, or there is a further view."""
         travels, travelled = (
             {name for name in left.state if name.startswith("server/model/")} for left in (self, other)
         )
-        differ = any(
-            not torch.equal(mine[name], theirs[name])
-            for mine, theirs in ((self.state, other.state), (self.scores, other.scores))
-            for name in mine.keys() & theirs.keys()
-        )
-        return differ or travels != travelled or self.scores.keys() > other.scores.keys()
+        return bool(self.differences(other)) or travels != travelled or self.scores.keys() > other.scores.keys()
 
 
 def short(*parts: str) -> tuple[str, ...]:
@@ -76,13 +74,6 @@ def given_to(method: str, *names: str) -> list[str]:
     return [name for name in component_names() if get_component(name)().gives() & needed]
 
 
-def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Settings that put components on a method, with the defaults that choosing them implies."""
-    names = list(names)
-    implied = dotted(defaults_of(names))
-    return (f"components={json.dumps(names)}", *(f"{key}={json.dumps(value)}" for key, value in implied.items()))
-
-
 def limit_of(name: str) -> tuple[str, ...]:
     """Settings under which a component changes nothing; none where it has no such limit."""
     return tuple(f"{name}.{key}={json.dumps(value)}" for key, value in get_component(name).limit.items())
@@ -90,7 +81,7 @@ def limit_of(name: str) -> tuple[str, ...]:
 
 def configured(method: str, names: Sequence[str], *settings: str) -> Config:
     """The config of a short run of a method with components."""
-    return tiny_config(method, *FEW, *chosen(names), *settings)
+    return tiny_config(method, *FEW, f"components={json.dumps(list(names))}", *settings)
 
 
 @cache
@@ -115,7 +106,7 @@ def played(config: Config) -> Left:
             _converse(server.start(sites) if number == 0 else server.round(number, sites), engine, said)
             server.state.check()
             engine.commit()
-            if number != 1:
+            if number in (0, ROUNDS[-1]):
                 for score in _last(evaluator.round_scores(number, ("valid",))):
                     key = f"{number}/{score.site}/{score.view}"
                     scores |= {f"{key}/{name}": counts for name, counts in score.counts.items()}
@@ -138,7 +129,8 @@ def _converse(conversation: Conversation, engine: LocalEngine, said: dict[str, s
         replies = _last(engine.ask(ask))
         assert not engine.failed, engine.failed
         for reply in replies:
-            said.setdefault(ask.action, set()).update(reply.payload)
+            if reply.payload:
+                said.setdefault(ask.action, set()).update(reply.payload)
 
 
 def _last(work: Generator[None, None, Any]) -> Any:

@@ -107,7 +107,7 @@ class BadReply(FedAvgClient):
 
     def update(self) -> Payload:
         payload = super().update()
-        if self.site == "site 2":
+        if self.workplace.site == "site 2":
             model = {name: tensor.clone() for name, tensor in payload["model"].items()}
             name = next(n for n, t in model.items() if t.is_floating_point())
             if self.fault == "nan":
@@ -153,7 +153,7 @@ class KeepsAndFails(FedAvgClient):
     def train(self, message: Payload) -> Action:
         self.visits += 1
         yield Train()
-        if self.site == "site 1" and self.round == 2:
+        if self.workplace.site == "site 1" and self.round == 2:
             raise SiteFailure("the power went out")
         return self.update()
 
@@ -324,7 +324,7 @@ def test_a_site_whose_own_model_diverges_goes_back_to_the_one_before(tmp_path):
     class Diverges(LocalClient):
         def train(self, message):
             reply = yield from super().train(message)
-            if (self.site, self.round) == ("site 2", 2):
+            if (self.workplace.site, self.round) == ("site 2", 2):
                 with torch.no_grad():
                     self.net.head.weight[0] = torch.inf
             return reply

@@ -32,7 +32,7 @@ def adaptations(folder, method, *settings, without_tests=False):
 
     class Counting(known.client):  # type: ignore[misc, name-defined]
         def adapt(self):
-            made.append((self.round, self.site))
+            made.append((self.round, self.workplace.site))
             yield from super().adapt()
 
     config = tiny_config(method, *FINE_TUNED[method], *settings)

@@ -40,7 +40,7 @@ def test_a_program_predicts_like_the_run_and_holds_nothing_else(tmp_path, method
     assert torch.allclose(program.module()(pixels), expected, atol=1e-5)
     predictor = load_predictor(run, site)
     unused = sum(p.numel() for name in absent for p in getattr(predictor._client, name).parameters())
-    whole = sum(p.numel() for module in predictor._client.modules() for p in module.parameters())
+    whole = sum(p.numel() for module in predictor._client.workplace.modules() for p in module.parameters())
     assert sum(p.numel() for p in program.parameters()) == whole - unused
 
 

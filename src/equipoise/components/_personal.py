@@ -43,7 +43,7 @@ class TwoNetClient(FedAvgClient):
 
     def build(self) -> None:
         super().build()
-        self.personal = self.setting.new_net()
+        self.personal = self.new_net()
         self.keeps("personal", self.personal)
 
     def predict(self, view: str, batch: Batch) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -26,12 +27,13 @@ class BalancedSoftmax(Component):
     paper: ClassVar[str] = "Ren et al., Balanced Meta-Softmax, NeurIPS 2020"
     loss_name: ClassVar[str] = "balanced_softmax"
     rank: ClassVar[int] = 20
+    limit: ClassVar[Mapping[str, Any]] = {"gamma": 0}
     Site: ClassVar[type[SiteSide]] = BalancedSoftmaxSite
 
     gamma: float = Field(1.0, ge=0, description="factor of the logarithms; 0: plain cross entropy")
 
     def holds(self) -> AbstractSet[str]:
-        return {"loss"}
+        return {"loss"} if self.gamma else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}

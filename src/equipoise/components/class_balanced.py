@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -26,12 +27,13 @@ class ClassBalanced(Component):
     paper: ClassVar[str] = "Wang et al., FedeAMC, IEEE TCCN 2022"
     loss_name: ClassVar[str] = "fedeamc"
     rank: ClassVar[int] = 20
+    limit: ClassVar[Mapping[str, Any]] = {"power": 0}
     Site: ClassVar[type[SiteSide]] = ClassBalancedSite
 
     power: float = Field(1.0, ge=0, description="exponent of the class counts; 0: plain cross entropy")
 
     def holds(self) -> AbstractSet[str]:
-        return {"loss"}
+        return {"loss"} if self.power else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}

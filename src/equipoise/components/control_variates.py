@@ -81,7 +81,7 @@ class ControlVariates(Component):
     Server: ClassVar[type[ServerSide]] = ControlVariatesServer
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "net trains", "one loss", "one training ask"}
+        return {"model", "net trains", "one loss", "one training ask", "sites"}
 
     def discloses(self) -> Sheet:
         return {

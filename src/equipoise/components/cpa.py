@@ -5,7 +5,7 @@ Chen et al., 2022, Section III-D; the formula itself is `conjoint_prototype_alig
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
@@ -143,6 +143,8 @@ class CPA(Component):
     name: ClassVar[str] = "cpa"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 21
+    limit: ClassVar[Mapping[str, Any]] = {"counts": "none", "prototypes": False}
+    in_short: ClassVar[tuple[str, ...]] = ("cpa.warmup=0",)
     counts_epochs: ClassVar[bool] = True
     distinctive: ClassVar[tuple[str, ...]] = ("prototypes",)
     Site: ClassVar[type[SiteSide]] = CPASite

@@ -132,6 +132,7 @@ class Deputy(Component):
     name: ClassVar[str] = "deputy"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 60
+    in_short: ClassVar[tuple[str, ...]] = ("train.epochs=3",)
     counts_epochs: ClassVar[bool] = True
     distinctive: ClassVar[tuple[str, ...]] = ("steps",)
     Site: ClassVar[type[SiteSide]] = DeputySite
@@ -157,6 +158,9 @@ class Deputy(Component):
     def needs(self) -> AbstractSet[str]:
         found = {"model", "plain forward", "supervised", "one loss", "sites"}
         return found | ({"local epochs"} if self.staged else set())
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"head predicts"}
 
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:
         return ("personal",)

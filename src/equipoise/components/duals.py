@@ -5,7 +5,7 @@ No site's loss may exceed the mean loss by more than epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -99,6 +99,8 @@ class Duals(Component):
     name: ClassVar[str] = "duals"
     paper: ClassVar[str] = "Shen et al., CLIMB, ICLR 2022"
     rank: ClassVar[int] = 51
+    limit: ClassVar[Mapping[str, Any]] = {"eta_d": 0}
+    in_short: ClassVar[tuple[str, ...]] = ("duals.primal_rounds=1",)
     Site: ClassVar[type[SiteSide]] = DualsSite
     Server: ClassVar[type[ServerSide]] = DualsServer
 

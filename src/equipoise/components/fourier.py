@@ -5,7 +5,7 @@ Chen et al., 2022, Section III-B; the transform itself is `fourier_average`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
@@ -61,6 +61,7 @@ class Fourier(Component):
     name: ClassVar[str] = "fourier"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 50
+    limit: ClassVar[Mapping[str, Any]] = {"share": "off"}
     Server: ClassVar[type[ServerSide]] = FourierServer
 
     share: Literal["off", "both", "amplitude", "phase", "complex"] = Field(

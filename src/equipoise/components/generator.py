@@ -120,12 +120,13 @@ class GeneratorComponent(GeneratorOptions):
     name: ClassVar[str] = "generator"
     paper: ClassVar[str] = "Zhu et al., FedBM, Medical Image Analysis 2025"
     rank: ClassVar[int] = 35
+    limit: ClassVar[Mapping[str, Any]] = {"every": 10**6}
     in_short: ClassVar[tuple[str, ...]] = (
-        "every=1",
-        "generator_steps=2",
-        "generator_batch=8",
-        "generator_width=4",
-        "synthetic=4",
+        "generator.every=1",
+        "generator.generator_steps=2",
+        "generator.generator_batch=8",
+        "generator.generator_width=4",
+        "generator.synthetic=4",
     )
     Site: ClassVar[type[SiteSide]] = GeneratorSite
     Server: ClassVar[type[ServerSide]] = GeneratorServer

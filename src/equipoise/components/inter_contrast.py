@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -67,6 +67,8 @@ class InterContrast(Component):
     name: ClassVar[str] = "inter-contrast"
     paper: ClassVar[str] = "Wu et al., FedIIC, MICCAI 2023"
     rank: ClassVar[int] = 41
+    limit: ClassVar[Mapping[str, Any]] = {"weight": 0}
+    in_short: ClassVar[tuple[str, ...]] = ("inter-contrast.orthogonal_steps=10",)
     Site: ClassVar[type[SiteSide]] = InterContrastSite
     Server: ClassVar[type[ServerSide]] = InterContrastServer
 

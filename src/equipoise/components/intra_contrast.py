@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ class IntraContrast(Component):
     name: ClassVar[str] = "intra-contrast"
     paper: ClassVar[str] = "Wu et al., FedIIC, MICCAI 2023"
     rank: ClassVar[int] = 40
+    limit: ClassVar[Mapping[str, Any]] = {"weight": 0}
     Site: ClassVar[type[SiteSide]] = IntraContrastSite
 
     weight: float = Field(2.0, ge=0, description="k1, weight of the contrast")

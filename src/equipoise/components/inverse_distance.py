@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -72,6 +72,7 @@ class InverseDistance(Component):
     name: ClassVar[str] = "inverse-distance"
     paper: ClassVar[str] = "Yeganeh et al., IDA, MICCAI DCL 2020"
     rank: ClassVar[int] = 52
+    limit: ClassVar[Mapping[str, Any]] = {"distance": False, "size": True}
     Site: ClassVar[type[SiteSide]] = InverseDistanceSite
     Server: ClassVar[type[ServerSide]] = InverseDistanceServer
 

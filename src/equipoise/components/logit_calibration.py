@@ -37,7 +37,7 @@ class LogitCalibration(Component):
         return {"supervised"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"absent classes"}
+        return {"absent classes", "all classes"}
 
 
 COMPONENT = LogitCalibration

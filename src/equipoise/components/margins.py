@@ -86,7 +86,7 @@ class Margins(Component):
         return {"supervised"} if self.difficulty == "none" else {"supervised", "model"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"absent classes"}  # the margins leave such a class out of the softmax
+        return {"absent classes", "all classes"}  # the margins leave such a class out of the softmax
 
     def discloses(self) -> Sheet:
         if self.difficulty == "none":

@@ -66,6 +66,7 @@ class ModelContrast(Component):
     name: ClassVar[str] = "model-contrast"
     paper: ClassVar[str] = "Li et al., MOON, CVPR 2021"
     rank: ClassVar[int] = 45
+    limit: ClassVar[Mapping[str, Any]] = {"mu": 0}
     Site: ClassVar[type[SiteSide]] = ModelContrastSite
 
     mu: float = Field(1.0, ge=0, description="weight of the contrast")

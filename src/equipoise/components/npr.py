@@ -105,6 +105,7 @@ class Npr(Component, NprConfig):
     name: ClassVar[str] = "npr"
     paper: ClassVar[str] = "Wicaksana et al., Non-parametric Regularization, arXiv 2407.12446, 2024"
     rank: ClassVar[int] = 90
+    limit: ClassVar[Mapping[str, Any]] = {"weight": 0}
     flat: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"npr": {"weight": 0.1}}
     Site: ClassVar[type[SiteSide]] = NprSite

@@ -20,7 +20,7 @@ class PersonalHead(Component):
     rank: ClassVar[int] = 10
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "sites"}
+        return {"model", "sites", "class head"}
 
     def lacks(self) -> AbstractSet[str]:
         return {"whole model", "one model", "class head"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ class Prox(Component):
     name: ClassVar[str] = "prox"
     paper: ClassVar[str] = "Li et al., FedProx, MLSys 2020"
     rank: ClassVar[int] = 70
+    limit: ClassVar[Mapping[str, Any]] = {"mu": 0}
     Site: ClassVar[type[SiteSide]] = ProxSite
 
     mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0: none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -27,12 +28,13 @@ class Restricted(Component):
     name: ClassVar[str] = "restricted"
     paper: ClassVar[str] = "Li and Zhan, FedRS, KDD 2021"
     rank: ClassVar[int] = 15
+    limit: ClassVar[Mapping[str, Any]] = {"alpha": 1}
     Site: ClassVar[type[SiteSide]] = RestrictedSite
 
     alpha: float = Field(0.5, ge=0, le=1, description="factor of the logits of missing classes; 1: all alike")
 
     def needs(self) -> AbstractSet[str]:
-        return {"supervised"}
+        return {"supervised", "all classes", "sites"}
 
     def lacks(self) -> AbstractSet[str]:
         return set() if self.alpha else {"absent classes"}  # such a class's logit is 0, whatever its weights are

@@ -7,7 +7,7 @@ The sites train on the plain mean; what is evaluated has the retrained classifie
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -101,7 +101,8 @@ class RetrainedHead(Component):
     name: ClassVar[str] = "retrained-head"
     paper: ClassVar[str] = "Shang et al., CReFF, IJCAI 2022"
     rank: ClassVar[int] = 80
-    in_short: ClassVar[tuple[str, ...]] = ("feature_steps=3", "classifier_epochs=3")
+    limit: ClassVar[Mapping[str, Any]] = {"classifier_epochs": 0}
+    in_short: ClassVar[tuple[str, ...]] = ("retrained-head.feature_steps=3", "retrained-head.classifier_epochs=3")
     Site: ClassVar[type[SiteSide]] = RetrainedHeadSite
     Server: ClassVar[type[ServerSide]] = RetrainedHeadServer
 
@@ -115,7 +116,7 @@ class RetrainedHead(Component):
     classifier_batch: PositiveInt = Field(32, description="features in each step of the classifier")
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "class head", "one model", "plain features", "one training ask", "sites"}
+        return {"model", "class head", "head predicts", "one model", "plain features", "one training ask", "sites"}
 
     def discloses(self) -> Sheet:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, PositiveFloat
@@ -40,6 +41,7 @@ class ServerMomentum(StepComponent):
     name: ClassVar[str] = "server-momentum"
     paper: ClassVar[str] = "Hsu et al., FedAvgM, 2019; Reddi et al., ICLR 2021"
     rank: ClassVar[int] = 73
+    limit: ClassVar[Mapping[str, Any]] = {"momentum": 0, "lr": 1}
     Server: ClassVar[type[ServerSide]] = ServerMomentumServer
 
     lr: PositiveFloat = Field(1.0, description="step size of the server; 1 without momentum: the plain mean")

@@ -41,6 +41,7 @@ WORDS: Mapping[str, str] = {
     "model": "a model on the server",
     "whole model": "that the whole net travels",
     "class head": "a linear head that travels, with one row for each class",
+    "head predicts": "that the head which the server sends predicts",
     "one model": "that all sites receive the same model",
     "plain forward": "one net that trains, whose features give its logits",
     "plain features": "features of the net that trains among the outputs of its forward pass",
@@ -52,6 +53,7 @@ WORDS: Mapping[str, str] = {
     "supervised": "a supervised loss of logits",
     "sites": "several sites, each with images of its own",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
+    "all classes": "a loss in which classes that a site lacks compete",
 }
 GRANTED = frozenset(WORDS)
 
@@ -61,7 +63,7 @@ class Options(Table):
 
     #: options that make the method what it is: that one has no effect is told even at its default
     distinctive: ClassVar[tuple[str, ...]] = ()
-    #: settings under which a short run reaches all that the method does
+    #: settings, as for `--set`, under which a short run reaches all that the method or component does
     in_short: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -103,6 +105,8 @@ class Component(Options):
         flat: its entries and states carry no prefix
         counts_epochs: sites are told which local epoch of the round comes next
         defaults: config values that choosing it implies, unless the user sets them
+        limit: options under which it changes no bit of a method that trains by plain cross entropy and weighs sites by
+            size; empty where it has no such limit
     """
 
     name: ClassVar[str]
@@ -112,6 +116,7 @@ class Component(Options):
     flat: ClassVar[bool] = False
     counts_epochs: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
+    limit: ClassVar[Mapping[str, Any]] = {}
     Site: ClassVar[type[SiteSide]]
     Server: ClassVar[type[ServerSide]]
 

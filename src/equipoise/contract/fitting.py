@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 
 from equipoise.contract.component import GRANTED, SEATS, WORDS, Component, Options
 from equipoise.core.errors import UserError
 
 
-def check_fit(method: str, options: Options, components: Sequence[Component]) -> None:
-    """Refuse components that cannot be put together, in one sentence that names both sides and the remedy."""
-    _check_seats(method, options, components)
-    _check_needs(method, options, components)
+def check_fit(method: str, options: Options, components: Sequence[Component], added: Iterable[str] = ()) -> None:
+    """Refuse components that cannot be put together, in one sentence that names both sides and the remedy.
 
-
-def _check_seats(method: str, options: Options, components: Sequence[Component]) -> None:
+    Args:
+        components: all of a run, those of the method included
+        added: the names of those that the user put on the method
+    """
     own = {component.name for component in options.components()}
+    for name in sorted(own & set(added)):
+        raise UserError(
+            f"the component {name} is part of the method {method} already; leave it out, and set options of {method}"
+        )
+    called = {
+        name: f"{name}, which is part of the method {method}," if name in own else f"the component {name}"
+        for name in (component.name for component in components)
+    }
+    _check_seats(method, options, components, called)
+    _check_staying(components, called)
+    _check_needs(method, options, components, called)
+
+
+def _check_seats(method: str, options: Options, components: Sequence[Component], called: Mapping[str, str]) -> None:
     holders = dict.fromkeys(options.holds(), f"the method {method}")
     for component in components:
         for seat in sorted(component.holds()):
             if seat in holders:
                 raise UserError(
-                    f"the component {component.name} and {holders[seat]} both decide {SEATS[seat]}; leave one out"
+                    f"{called[component.name]} and {holders[seat]} both decide {SEATS[seat]}; leave one out"
                 )
-            of_method = f"{component.name}, which is part of the method {method}"
-            holders[seat] = of_method if component.name in own else f"the component {component.name}"
+            holders[seat] = called[component.name]
 
 
-def _check_needs(method: str, options: Options, components: Sequence[Component]) -> None:
-    takers = dict.fromkeys(options.lacks(), f"the method {method} does not have")
-    for component in components:
-        takers |= dict.fromkeys(component.lacks(), f"the component {component.name} takes away")
+def _check_staying(components: Sequence[Component], called: Mapping[str, str]) -> None:
+    for component, other in permutations(components, 2):
+        if component.stays and set(component.stays) <= set(other.stays):
+            raise UserError(
+                f"{called[component.name]} adds nothing to {called[other.name].rstrip(',')}, "
+                f"which keeps {' and '.join(other.stays)} at the sites; leave one out"
+            )
+
+
+def _check_needs(method: str, options: Options, components: Sequence[Component], called: Mapping[str, str]) -> None:
     given = {word for component in components for word in component.gives()}
     for component in components:
+        takers = dict.fromkeys(options.lacks(), f"the method {method} does not have")
+        for other in components:
+            if other is not component:  # what a component takes from all others, it may need itself
+                takers |= dict.fromkeys(other.lacks(), f"{called[other.name]} takes away")
         for word in sorted(component.needs()):
             if word in takers:
                 why, remedy = takers[word], "leave one of them out"
@@ -40,7 +64,7 @@ def _check_needs(method: str, options: Options, components: Sequence[Component])
                 continue
             else:
                 why, remedy = "no other component gives", f"add one that does{_givers(word)}"
-            raise UserError(f"the component {component.name} needs {WORDS.get(word, word)}, which {why}; {remedy}")
+            raise UserError(f"{called[component.name]} needs {WORDS.get(word, word)}, which {why}; {remedy}")
 
 
 def _givers(word: str) -> str:

@@ -49,7 +49,7 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
     """The components of a run: the method's, those that the config names, NPR and the supervised loss."""
     options = method.options_of(config)
     found = components.chosen(config, options.components(), options.holds())
-    check_fit(config.method, options, found)
+    check_fit(config.method, options, found, config.components)
     return found
 
 

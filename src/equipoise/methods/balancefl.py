@@ -42,7 +42,9 @@ class Options(MethodOptions):
 
     def lacks(self) -> AbstractSet[str]:
         found = {"plain forward", "plain loss"}
-        return found | {"absent classes"} if self.present_only and not self.inherit else found
+        if self.present_only:
+            found |= {"all classes"} if self.inherit else {"all classes", "absent classes"}
+        return found
 
 
 class BalanceFLClient(FedAvgClient):
@@ -54,7 +56,7 @@ class BalanceFLClient(FedAvgClient):
     def build(self) -> None:
         super().build()
         if self.options.inherit:
-            self.teacher = self.reference(self.setting.new_net())
+            self.teacher = self.reference(self.new_net())
             self.scratch("teacher", self.teacher)
         if self.options.feature_noise:
             size = self.net.feature_size

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from equipoise.components._merging import average, class_means, class_sums, mean_by_class
+from equipoise.components._merging import class_means, class_sums, mean_by_class
 from equipoise.components._projection import projected_net
 from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.contract.component import Options as MethodOptions
@@ -57,9 +57,9 @@ class FedProcServer(FedProcNet, FedAvgServer):
     def setup(self) -> None:
         super().setup()
         if self.options.alpha:
-            features = self.state.model["head.weight"]  # (C, D), the shape of the prototypes
-            self.state.prototypes = torch.zeros_like(features)
-            self.state.known = torch.zeros_like(features[:, 0], dtype=torch.bool)
+            shape = (self.setting.num_classes, self.new_net().feature_size)
+            self.state.prototypes = torch.zeros(shape, device=self.setting.device)
+            self.state.known = torch.zeros(shape[0], dtype=torch.bool, device=self.setting.device)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         if not self.options.alpha:
@@ -69,12 +69,12 @@ class FedProcServer(FedProcNet, FedAvgServer):
         updates = yield Ask(
             "train",
             sites,
-            model=state.model,
+            model=self.model_for(sites),
             prototypes=state.prototypes,
             known=state.known,
             contrast=self.contrast(number),
         )
-        state.model = average(updates, "model", self.setting.config.train.aggregation)
+        state.model = self.merge(updates, number)
         means, present = mean_by_class(updates, "prototypes")
         state.prototypes = torch.where(present[:, None], means, state.prototypes)
         state.known = state.known | present

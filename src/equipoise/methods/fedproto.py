@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.components._merging import class_means, class_sums, mean_by_class
+from equipoise.components.averaging import SharedNet
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
@@ -37,11 +38,11 @@ class Options(MethodOptions):
         return {"model", "whole model", "one model", "class head", "plain loss", "net trains"}
 
 
-class FedProtoServer(Server):
+class FedProtoServer(SharedNet, Server):
     """Averages prototypes, class by class, over the sites that have the class."""
 
     def setup(self) -> None:
-        size = self.setting.new_net().feature_size
+        size = self.new_net().feature_size
         self.state.prototypes = torch.zeros(self.setting.num_classes, size, device=self.setting.device)
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:

@@ -26,6 +26,9 @@ class Options(MethodOptions):
         None, description="epochs for the body; by default what train.epochs says (the paper: 1 or 5)"
     )
 
+    def holds(self) -> AbstractSet[str]:
+        return {"carrier"}
+
     def lacks(self) -> AbstractSet[str]:
         return {"whole model", "one model", "class head"}
 

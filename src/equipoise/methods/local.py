@@ -36,7 +36,7 @@ class LocalClient(FedAvgClient):
     views = ("personal",)
 
     def build(self) -> None:
-        self.net = self.setting.new_net()
+        self.net = self.new_net()
         self.keeps("net", self.net)
         self.phase("main", self.net)
 

@@ -24,7 +24,10 @@ class Options(MethodOptions):
     server_lr: PositiveFloat = Field(1.0, description="eta_g: how far the global model goes to the sites' mean")
 
     def components(self) -> Sequence[Component]:
-        return [ControlVariates(), ServerMomentum(lr=self.server_lr, momentum=0.0)]
+        found: list[Component] = [ControlVariates()]
+        if self.server_lr != 1:
+            found.append(ServerMomentum(lr=self.server_lr, momentum=0.0))
+        return found
 
 
 METHOD = Method(
