@@ -119,7 +119,7 @@ class GeneratorComponent(GeneratorOptions):
 
     name: ClassVar[str] = "generator"
     paper: ClassVar[str] = "Zhu et al., FedBM, Medical Image Analysis 2025"
-    rank: ClassVar[int] = 35
+    rank: ClassVar[int] = 85  # after server steps: the generator learns against the model that sites get next
     limit: ClassVar[Mapping[str, Any]] = {"every": 10**6}
     in_short: ClassVar[tuple[str, ...]] = (
         "generator.every=1",

@@ -34,7 +34,8 @@ class InterContrastServer(ServerSide):
         return sites
 
     def message(self, number: int) -> Message:
-        return {"prototypes": self.state.prototypes}
+        known = "prototypes" in self.state  # not yet, where personal models are fine-tuned before the first round
+        return {"prototypes": self.state.prototypes if known else self.prototypes()}
 
     @torch.no_grad()
     def prototypes(self) -> Tensor:

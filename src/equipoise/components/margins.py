@@ -30,7 +30,10 @@ class MarginsServer(ServerSide):
         return found.sites  # the classes of a site that did not answer would pass for the easiest
 
     def message(self, number: int) -> Message:
-        return {"difficulty": self.state.difficulty} if "difficulty" in self.state else {}
+        if self.options.difficulty == "none":
+            return {}
+        equal = torch.ones(self.setting.num_classes, device=self.setting.device)  # before the first survey
+        return {"difficulty": self.state.difficulty if "difficulty" in self.state else equal}
 
 
 class MarginsSite(SiteSide):
