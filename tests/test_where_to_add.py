@@ -34,10 +34,14 @@ def named_files(text: str) -> set[str]:
 
 
 def files_where(holds) -> set[str]:
-    """The modules outside `methods/` one of whose syntax nodes fits."""
+    """The modules outside methods and components one of whose syntax nodes fits."""
     paths = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
     trees = {path.as_posix(): ast.parse((SOURCE / path).read_text(encoding="utf-8")) for path in paths}
-    return {name for name, tree in trees.items() if any(map(holds, ast.walk(tree))) and "methods/" not in name}
+    return {
+        name
+        for name, tree in trees.items()
+        if any(map(holds, ast.walk(tree))) and not name.startswith(("methods/", "components/"))
+    }
 
 
 # ---- data sets -----------------------------------------------------------------------------------------------

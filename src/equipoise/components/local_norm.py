@@ -26,7 +26,7 @@ class LocalNorm(Component):
         return {"norm at sites"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"whole model", "one model"}
+        return {"whole model"}
 
 
 COMPONENT = LocalNorm

@@ -23,7 +23,7 @@ class LocalStatistics(Component):
         return {"model", "sites"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"whole model", "one model"}
+        return {"whole model"}
 
 
 COMPONENT = LocalStatistics

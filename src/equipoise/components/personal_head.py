@@ -23,7 +23,7 @@ class PersonalHead(Component):
         return {"model", "sites", "class head"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"whole model", "one model", "class head"}
+        return {"whole model", "class head"}
 
 
 COMPONENT = PersonalHead

@@ -30,7 +30,7 @@ class Options(MethodOptions):
         return {"carrier"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"whole model", "one model", "class head"}
+        return {"whole model", "class head"}
 
 
 class FedRepNet(PartialNet):
