@@ -38,7 +38,7 @@ def test_the_component_of_the_tour_goes_on_methods_and_at_weight_zero_changes_no
 
 
 def test_the_component_of_the_tour_is_refused_where_it_cannot_act(house):
-    with pytest.raises(UserError, match="smoothing.*fml"):
+    with pytest.raises(UserError, match=r"smoothing.*fml"):
         run_tiny(house / "refused", "fml", "components=['smoothing']")
 
 
