@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.contract.client import Gradients
 from equipoise.contract.method import Batch, Client, Method, Server, Setting
+from equipoise.contract.protocol import Replies, Reply
 from equipoise.methods import get_method
+from equipoise.nets import groups
 from harness import site_states, tiny_config, tiny_federation
 
 #: settings of a run that is over soon
@@ -57,6 +61,37 @@ def new_client(method: str, *settings: str, class_counts: Sequence[float] = COUN
         phase.optimiser.lr.fill_(phase.optimiser.config.lr)
     client.workplace.set_mode(True)
     return client
+
+
+def with_component(name: str, **options: object) -> tuple[str, ...]:
+    """Settings that put a component with these options on a method."""
+    return (f'components=["{name}"]', *(f"{name}.{key}={json.dumps(value)}" for key, value in options.items()))
+
+
+def steps_of(server: Server, *changes: int) -> list[dict[str, Tensor]]:
+    """How far the server moves each entry in rounds whose sites come back with a model changed by these numbers."""
+    steps = []
+    for number, change in enumerate(changes, 1):
+        old = copied(server.state.model)
+        conversation = server.round(number, ("a", "b"))
+        next(conversation)
+        models = {
+            "a": {name: t + change - 1 for name, t in old.items()},
+            "b": {n: t + change + 1 for n, t in old.items()},
+        }
+        with suppress(StopIteration):
+            conversation.send(Replies([Reply(site, {"model": model, "examples": 5}) for site, model in models.items()]))
+        steps.append({name: new - old[name] for name, new in server.state.model.items()})
+    return steps
+
+
+def assert_steps(server: Server, changes: Sequence[int], expected: Sequence[float]) -> None:
+    """The server moves weights by so much in each round; running statistics take the sites' plain mean."""
+    statistics = set(groups(server.new_net())["statistics"])
+    for moved, change, step in zip(steps_of(server, *changes), changes, expected, strict=True):
+        for name, tensor in moved.items():
+            wanted = torch.full_like(tensor, change if name in statistics else step)
+            torch.testing.assert_close(tensor, wanted, rtol=1e-4, atol=1e-5)
 
 
 def noise_batch(size: int = 8, classes: int = 3, seed: int = 0) -> Batch:
