@@ -22,7 +22,7 @@ from equipoise.hospitals.processes import Child
 from equipoise.hospitals.security import new_key_pair
 from harness import TINY, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
 
-METHODS = ("fedavg", "fediic", "prr", "fedbm")
+METHODS = ("fedavg", "fediic", "prr", "fedbm", "fedbn+margins+npr", "fedavg+cpa+deputy+fourier+local-norm")
 SETTINGS = ("train.rounds=3", "evaluation.every=3")
 BRIEF = ("train.rounds=2", "evaluation.every=2")
 LONG = 240.0

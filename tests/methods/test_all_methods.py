@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from equipoise import methods
+from equipoise.components import get_component
 from equipoise.contract.component import variations
 from equipoise.contract.method import Client, Method
 from equipoise.contract.protocol import SiteFailure
@@ -21,11 +22,27 @@ from equipoise.methods import get_method, method_names
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation, with_client
 
 METHODS = method_names()
+#: methods with components, which have to keep all that methods keep
+COMPOSITIONS = (
+    "fedbn+margins+npr+prox",
+    "fedavg+concepts+generator+deputy+margins",
+    "fedavg+cpa+deputy+fourier+local-norm+mean-model",
+    "fedavg+inter-contrast+intra-contrast+local-norm+projector+server-adam",
+    "local+balanced-draws+cpa+npr",
+    "scaffold+balanced-softmax+npr+restricted",
+    "fedavg+duals+focal+model-contrast+projection",
+    "fedavg+dynamic+logit-calibration+retrained-head",
+    "fedrep+control-variates+local-statistics+npr",
+    "pfedme+balanced-draws+inverse-distance+margins",
+)
+ALL = [*METHODS, *COMPOSITIONS]
 FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=false")
 
 
 def settings_of(method: str) -> tuple[str, ...]:
-    return (*FEW, *get_method(method).options.in_short)
+    name, *added = method.split("+")
+    parts = [get_method(name).options, *map(get_component, added)]
+    return (*FEW, *(setting for part in parts for setting in part.in_short))
 
 
 class Stop(Exception):
@@ -46,7 +63,7 @@ class StopAt:
 AS_RELEASED = ("prr.prototype_exchange=released", "prr.spread=clamped", "prr.det_metric=released", "train.epochs=2")
 
 
-@pytest.mark.parametrize(("method", "more"), [*((method, ()) for method in METHODS), ("prr", AS_RELEASED)])
+@pytest.mark.parametrize(("method", "more"), [*((method, ()) for method in ALL), ("prr", AS_RELEASED)])
 def test_resume_gives_the_same_bits(tmp_path, method, more):
     settings = (*settings_of(method), *more, "train.rounds=3", "train.participation=0.7")
     straight = run_tiny(tmp_path / "straight", method, *settings)
@@ -95,7 +112,7 @@ class AlternatingWorkers:
         self.workers.clear()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALL)
 def test_workers_do_not_change_a_bit(tmp_path, monkeypatch, method):
     one = run_tiny(tmp_path / "one", method, *settings_of(method))
     monkeypatch.setattr(local, "ProcessPoolExecutor", AlternatingWorkers)
@@ -134,7 +151,7 @@ def _broken(value):
     return value
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("local", "central")])
+@pytest.mark.parametrize("method", [m for m in ALL if m.split("+")[0] not in ("local", "central")])
 @pytest.mark.parametrize("fault", ["nan", "lost"])
 def test_a_bad_or_lost_site_is_survived(tmp_path, method, fault):
     config = tiny_config(method, *settings_of(method))
@@ -185,6 +202,12 @@ def overheard(folder, method: str, *settings: str) -> dict[str, set[str]]:
     Run(config, get_method(method), tiny_federation(config), folder, engine=Listening).execute()
     assert events(folder, "round")[0]["missing"] == {}
     return heard
+
+
+@pytest.mark.parametrize("method", COMPOSITIONS)
+def test_sites_of_a_composition_reply_with_all_that_its_exact_sheet_names(tmp_path, method):
+    sheet = get_method(method).client_class(tiny_config(method, *settings_of(method))).discloses
+    assert overheard(tmp_path, method) == {action: set(told) for action, told in sheet.items() if told}
 
 
 @pytest.mark.parametrize("method", METHODS)

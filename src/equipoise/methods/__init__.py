@@ -30,7 +30,11 @@ def method_names() -> list[str]:
 
 
 def get_method(name: str) -> Method:
-    """A method by name, described by its file, and ready for the components that a config puts on it."""
+    """A method by name, described by its file, and ready for the components that a config puts on it.
+
+    The name of a composition, such as `fedbn+margins`, gives the method that it begins with.
+    """
+    name = name.split("+")[0]
     if name not in method_names():
         raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
