@@ -114,6 +114,10 @@ class Npr(Component, NprConfig):
         return views if self.supervised else ("personal",)
 
     @property
+    def sole_loss(self) -> bool:
+        return not self.supervised
+
+    @property
     def adapts(self) -> bool:
         return not self.supervised
 

@@ -154,6 +154,11 @@ class Component(Options):
         return False
 
     @property
+    def sole_loss(self) -> bool:
+        """Whether this component's loss is all that a step minimises: nothing else of the loss is computed."""
+        return False
+
+    @property
     def adapts(self) -> bool:
         """Whether a site changes what it predicts by before each evaluation."""
         return False

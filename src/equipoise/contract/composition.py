@@ -432,6 +432,9 @@ class ComposedClient(Composed, Client):
         return self._loss.supervised(logits, labels) if self._loss else super().supervised(logits, labels)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
+        for side in self.sides.values():
+            if side.options.sole_loss:
+                return side.loss(batch, out, torch.zeros((), device=self.setting.device))
         loss = self._of_all_images(batch, out)
         for side in self.sides.values():
             loss = side.loss(batch, out, loss)
