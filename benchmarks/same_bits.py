@@ -145,5 +145,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no folder is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("same_bits: stopped"))  # and clean up
     sys.exit(main())
