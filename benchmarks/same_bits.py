@@ -39,7 +39,7 @@ HERE = Path(__file__).resolve().parents[1]
 #: ways of running each case, and ways of using folders
 RUN_WAYS = ("one", "workers", "resumed", "continued")
 WAYS = (*RUN_WAYS, "spawned", "folders", "pilot")
-#: cases between two lines about how far the comparison is
+#: cases and checks of folders between two lines about progress
 TOLD = 25
 
 
@@ -121,7 +121,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> int:
             for line in found.lines:
                 print(line, flush=True)
             if number % TOLD == 0:
-                print(f"  {number} cases, {whole.equal} of {whole.total} equal, {_since(began)}", flush=True)
+                print(f"  {number} parts, {whole.equal} of {whole.total} equal, {_since(began)}", flush=True)
     print(
         f"{whole.equal} of {whole.total} equal in {_since(began)}: {len(cases)} cases, {whole.refused} of them refused "
         f"by both; {whole.tensors} tensors"
@@ -145,5 +145,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no folder is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("same_bits: stopped"))  # and clean up
     sys.exit(main())

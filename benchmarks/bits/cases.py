@@ -13,7 +13,7 @@ from typing import Any
 from bits.sides import Failed, Side
 
 #: a run of half a second: 3 sites, 4 classes (some missing at sites), 16 pixels
-TINY = {
+TINY: dict[str, Any] = {
     "train.rounds": 3,
     "train.batch_size": 8,
     "data.phantom.images": 120,

@@ -6,9 +6,10 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,31 +20,31 @@ from bits.sides import Side
 
 #: what a run that stopped in its last round would not have
 LATER = ("models", "report.html", "report.csv", "report.tex")
-#: runs whose folders are used: global and personal models, text in the classifier, prediction without a classifier
-FINISHED = (
-    case("fedavg", {}),
-    case("fedrep", {}),
-    case("prr", {"prr.global_view": True}),
-    case("fedbm", {}),
-    case("fednpr", {"npr.supervised": False}),
-)
-PERSONAL = ("fedrep", "prr")
 SITE = "site 1"
+PRR = case("prr", {"prr.global_view": True})
+#: runs whose folders are used, with the site whose model predicts; none: the global model does
+FINISHED: tuple[tuple[Case, str | None], ...] = (
+    (case("fedavg", {}), None),
+    (case("fedrep", {}), SITE),
+    (PRR, SITE),
+    (PRR, None),
+    (case("fedbm", {}), None),
+    (case("fednpr-per", {}), SITE),
+)
 #: bytes on the wire: what a site that goes on has received before is not sent again
 TRAFFIC = ("sent", "received", "entries")
 ROWS = ("fedavg", "fedrep")
-PIXELS = TINY["data.phantom.size"]
+PIXELS: int = TINY["data.phantom.size"]
 
 Finding = tuple[str, list[str]]
+Answer = dict[str, Any]
 
 
 def cut(run: Path, folder: Path) -> Path:
     """A copy of a finished run as a crash would leave it, in the middle of writing the last round's events."""
     shutil.copytree(run, folder)
-    last = max((folder / "checkpoints").glob("round-*"))
-    events = json.loads((last.with_name(f"round-{int(last.name[-5:]) - 1:05d}") / "manifest.json").read_bytes())[
-        "events"
-    ]
+    before, last = sorted((folder / "checkpoints").glob("round-*"))[-2:]
+    events = json.loads((before / "manifest.json").read_bytes())["events"]
     shutil.rmtree(last)
     for path in (folder / name for name in LATER):
         if path.is_dir():
@@ -64,14 +65,14 @@ class Folders:
 
     def folders(self) -> Iterator[Finding]:
         """All but the pilot, as pairs of a name and lines about what differs."""
-        for finished in FINISHED:
-            run = self.reference(finished)
-            yield f"report of {finished.name}", self.both(run, "report", "{}")
-            for site in [SITE] if finished.method in PERSONAL else [None]:
-                yield f"predict with {finished.name}", self.predicted(run, site)
-                for ending in ("pt2", "onnx"):
-                    yield f"export of {finished.name} to {ending}", self.exported(run, site, ending)
-        runs = [self.reference(finished) for finished in FINISHED[:2]]
+        for finished in dict.fromkeys(finished for finished, _ in FINISHED):
+            yield f"report of {finished.name}", self.both(self.reference(finished), "report", "{}")
+        for finished, site in FINISHED:
+            run, name = self.reference(finished), f"{finished.name}, {site or 'global model'}"
+            yield f"predict with {name}", self.predicted(run, site)
+            for ending in ("pt2", "onnx"):
+                yield f"export of {name} to {ending}", self.exported(run, site, ending)
+        runs = [self.reference(finished) for finished, _ in FINISHED[:2]]
         yield "report of two runs", self.both(_gathered(runs, self.place("runs")), "report", "{}/0", "{}/1")
         yield from self.studies()
 
@@ -81,13 +82,15 @@ class Folders:
 
     def both(self, folder: Path, *arguments: str) -> list[str]:
         """A command line of each side on its copy of the folder, `{}`; compares statuses, prints and files."""
-        copies = [self.place("copy") / "folder" for _ in range(2)]
-        answers = []
-        for side, copy in zip((self.old, self.new), copies):
-            shutil.copytree(folder, copy)
-            status, said = side.run(*(argument.replace("{}", str(copy)) for argument in arguments)).result()
-            answers.append({"status": status, "said": said.replace(str(copy), "FOLDER"), "files": texts(copy)})
-        return list(differing(*answers, " ".join(arguments)))
+        before, after = (self.answer(side, folder, arguments) for side in (self.old, self.new))
+        return _parted(before, after, " ".join(arguments))
+
+    def answer(self, side: Side, folder: Path, arguments: Sequence[str]) -> Answer:
+        """What a command line of one side does with a copy of the folder."""
+        copy = self.place("copy") / "folder"
+        shutil.copytree(folder, copy)
+        status, said = side.run(*(argument.replace("{}", str(copy)) for argument in arguments)).result()
+        return {"status": status, "said": said.replace(str(copy), "FOLDER"), "files": texts(copy)}
 
     def predicted(self, run: Path, site: str | None) -> list[str]:
         """Probabilities of some images."""
@@ -98,13 +101,19 @@ class Folders:
         """Probabilities from an exported model, which PyTorch or ONNX computes."""
         pixels = self.place("pixels").with_suffix(".npy")
         np.save(pixels, np.stack([_picture(seed).transpose(2, 0, 1) for seed in range(3)]))
-        answers = []
-        for side in (self.old, self.new):
-            file = self.place("model").with_suffix(f".{ending}")
-            status, said = side.run("export", run, file, *(["--site", site] if site else [])).result()
-            found = side.exported(file, pixels).result()[1] if status == 0 else ""
-            answers.append([status, said.replace(str(file), "FILE"), found])
-        return list(differing(*answers, f"export {ending}"))
+        command = ["--site", site] if site else []
+        before, after = (self.model(side, [str(run), ending, *command], pixels) for side in (self.old, self.new))
+        return _parted(before, after, f"export to {ending}")
+
+    def model(self, side: Side, asked: Sequence[str], pixels: Path) -> Answer:
+        """What one side says of an export, and what the exported model says of images."""
+        run, ending, *more = asked
+        file = self.place("model").with_suffix(f".{ending}")
+        status, said = side.run("export", run, file, *more).result()
+        found = ""
+        if not status:
+            status, found = side.exported(file, pixels).result()
+        return {"status": status, "said": said.replace(str(file), "FILE"), "probabilities": found}
 
     def studies(self) -> Iterator[Finding]:
         """A small study: its tables anew, and its runs where one was interrupted."""
@@ -138,6 +147,13 @@ class Folders:
             "pilot that goes on",
             [f"ends with status {status}: {said}"] if status else [*differences(whole, again, TRAFFIC)],
         )
+
+
+def _parted(before: Answer, after: Answer, name: str) -> list[str]:
+    """In which entries two answers differ; where the old commit fails, there is nothing to compare with."""
+    if before["status"]:
+        return [f"the old commit fails with {before['status']}: {' '.join(before['said'].split())[-500:]}"]
+    return list(differing(before, after, name))
 
 
 def _runs(run: Path, broken: Path, out: Path) -> Iterator[str]:

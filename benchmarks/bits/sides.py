@@ -24,6 +24,9 @@ WORKER = Path(__file__).with_name("worker.py")
 #: one thread a process, as the engine's workers have; a wide terminal without colours cuts no table
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb"}
 
+#: how often a job is begun whose process ends without an answer, and the status of one that never gets any
+ATTEMPTS, KILLED = 2, 137
+
 
 class Failed(Exception):
     """The comparison itself cannot go on."""
@@ -93,20 +96,24 @@ class Process:
             text=True,
         )
 
-    def ask(self, job: dict[str, Any]) -> tuple[int, str]:
-        """Exit status and output of a job."""
+    def ask(self, job: dict[str, Any]) -> tuple[int, str] | None:
+        """Exit status and output of a job; None where the process ended meanwhile."""
         assert self._child.stdin and self._child.stdout
-        print(json.dumps(job), file=self._child.stdin, flush=True)
-        answer = self._child.stdout.readline()
+        try:
+            print(json.dumps(job), file=self._child.stdin, flush=True)
+            answer = self._child.stdout.readline()
+        except BrokenPipeError:
+            return None
         if not answer:
-            raise Failed(f"the process of a commit ended during {job}; its last words are in {self._log.name}")
+            return None
         found = json.loads(answer)
         return found["status"], found["text"]
 
     def close(self) -> None:
         """End the process."""
         assert self._child.stdin
-        self._child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+            self._child.stdin.close()
         self._child.wait()
         self._log.close()
 
@@ -136,14 +143,20 @@ class Side:
         return text
 
     def _submit(self, job: dict[str, Any]) -> Future[tuple[int, str]]:
-        def perform() -> tuple[int, str]:
-            process = self._idle()
-            try:
-                return process.ask(job)
-            finally:
-                self._free.put(process)
+        return self._threads.submit(self._perform, job)
 
-        return self._threads.submit(perform)
+    def _perform(self, job: dict[str, Any]) -> tuple[int, str]:
+        """The answer to a job; a process that is killed costs one attempt."""
+        for _ in range(ATTEMPTS):
+            process = self._idle()
+            answer = process.ask(job)
+            if answer is not None:
+                self._free.put(process)
+                return answer
+        return (
+            KILLED,
+            f"processes of this commit end during the job; their last words:\n{self._log.read_text()[-2000:]}",
+        )
 
     def _idle(self) -> Process:
         """A process that has nothing to do; there are never more than threads that ask for one."""

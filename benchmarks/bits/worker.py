@@ -24,7 +24,7 @@ def draw_nothing() -> None:
     """Leave the figures of reports empty: every run writes one, and drawing takes longer than the run."""
     from matplotlib.figure import Figure
 
-    Figure.draw = lambda figure, renderer: None  # type: ignore[method-assign]
+    Figure.draw = lambda figure, renderer: None  # type: ignore[assignment]
 
 
 def forked(method: str | None = None) -> Any:
