@@ -25,7 +25,8 @@ FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=fal
 
 
 def settings_of(method: str) -> tuple[str, ...]:
-    return (*FEW, *get_method(method).options.in_short)
+    options = get_method(method).options
+    return (*FEW, *options.in_short, *options.at_little_cost)
 
 
 class Stop(Exception):
