@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from equipoise.contract.method import Server
 from equipoise.contract.protocol import flatten
 from equipoise.contract.repeat import Repeated
 from equipoise.data import load_federation
@@ -39,19 +40,14 @@ BASE = (
 )
 EAGER = ("compute.slots=1", "compute.capture=false")
 OTHER_ORDER = "compute.channels_last=true"
-#: settings under which a short run passes through everything that a method does
-THOROUGH = {
-    "fedbm": ("fedbm.every=1", "fedbm.generator_steps=5", "fedbm.generator_batch=8", "fedbm.generator_width=8"),
-    "prr": ("prr.warmup=0",),
-    "creff": ("creff.feature_steps=5", "creff.classifier_epochs=5"),
-}
 #: methods that count epochs, not steps, and how many take them through all they do
 EPOCHS = {"prr": 3, "fedrep": 1}
 
 
 def final_state(method: str, *settings: str) -> tuple[dict[str, torch.Tensor], int]:
     """Every server and site tensor after a short run, and the number of captured graphs (0 after a fallback)."""
-    config = make_config(None, [*BASE, *THOROUGH.get(method, ()), *settings], method=method)
+    options = get_method(method).options
+    config = make_config(None, [*BASE, *options.in_short, *options.at_little_cost, *settings], method=method)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, get_method(method), load_federation(config.data, 1), Path(folder), device="cuda")
         graphs = 0
@@ -69,12 +65,13 @@ def final_state(method: str, *settings: str) -> tuple[dict[str, torch.Tensor], i
     return {name: t.detach().cpu().double() for name, t in state.items() if t.is_floating_point()}, graphs
 
 
-def what_it_repeats(holder: object, depth: int = 2) -> list[Repeated]:
-    """What a server repeats, itself or in a part of it."""
-    values = list(vars(holder).values())
-    found = [value for value in values if isinstance(value, Repeated)]
-    parts = [value for value in values if depth > 1 and type(value).__module__.startswith("equipoise.methods")]
-    return found + [repeated for part in parts for repeated in what_it_repeats(part, depth - 1)]
+def what_it_repeats(server: Server) -> list[Repeated]:
+    """What a server and its components repeat, themselves or in a part of them."""
+    holders = [server, *getattr(server, "sides", {}).values()]
+    values = [value for holder in holders for value in vars(holder).values()]
+    parts = [value for value in values if type(value).__module__.startswith("equipoise.components")]
+    values += [value for part in parts for value in vars(part).values()]
+    return [value for value in values if isinstance(value, Repeated)]
 
 
 def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

@@ -41,12 +41,6 @@ SETTINGS = (
     f"evaluation.first_round={ROUNDS}",  # a selected round is checkpointed, whatever checkpoint.every says
     "checkpoint.every=100",
 )
-#: a system's costs with everything switched on from the first rounds
-THOROUGH = {
-    "fedbm": ("fedbm.every=1", "fedbm.generator_steps=20"),
-    "prr": ("prr.warmup=0",),
-    "climb": ("climb.primal_rounds=1",),
-}
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ def ratios(method: str) -> dict[str, float]:
     if method == "fedavg":  # beside itself; what two measurements differ by is noise
         return dict.fromkeys(("compute", "evaluation", "traffic"), 1.0)
     kinds = ("compute", "evaluation") if get_method(method).pooled else ("compute", "evaluation", "traffic")
-    base, own = zip(*((cost("fedavg"), cost(method, THOROUGH.get(method, ()))) for _ in range(2)))
+    base, own = zip(*((cost("fedavg"), cost(method, get_method(method).options.in_short)) for _ in range(2)))
     return {kind: round(min(getattr(c, kind) for c in own) / min(getattr(c, kind) for c in base), 2) for kind in kinds}
 
 

@@ -59,11 +59,10 @@ class Left:
         return bool(self.differences(other)) or travels != travelled or self.scores.keys() > other.scores.keys()
 
 
-def short(*parts: str) -> tuple[str, ...]:
-    """Settings under which a short run reaches all that a method and components do."""
-    found = [get_component(name).in_short for name in parts if name in component_names()]
-    found += [get_method(name).options.in_short for name in parts if name not in component_names()]
-    return tuple(setting for settings in found for setting in settings)
+def short(method: str, *names: str) -> tuple[str, ...]:
+    """Settings under which a short run reaches all that a method and components do, at little cost."""
+    parts = [get_method(method).options, *map(get_component, names)]
+    return tuple(setting for part in parts for setting in (*part.in_short, *part.at_little_cost))
 
 
 def given_to(method: str, *names: str) -> list[str]:

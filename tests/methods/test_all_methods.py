@@ -42,7 +42,7 @@ FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=fal
 def settings_of(method: str) -> tuple[str, ...]:
     name, *added = method.split("+")
     parts = [get_method(name).options, *map(get_component, added)]
-    return (*FEW, *(setting for part in parts for setting in part.in_short))
+    return (*FEW, *(setting for part in parts for setting in (*part.in_short, *part.at_little_cost)))
 
 
 class Stop(Exception):

@@ -121,8 +121,8 @@ class GeneratorComponent(GeneratorOptions):
     paper: ClassVar[str] = "Zhu et al., FedBM, Medical Image Analysis 2025"
     rank: ClassVar[int] = 85  # after server steps: the generator learns against the model that sites get next
     limit: ClassVar[Mapping[str, Any]] = {"every": 10**6}
-    in_short: ClassVar[tuple[str, ...]] = (
-        "generator.every=1",
+    in_short: ClassVar[tuple[str, ...]] = ("generator.every=1", "generator.generator_steps=20")
+    at_little_cost: ClassVar[tuple[str, ...]] = (
         "generator.generator_steps=2",
         "generator.generator_batch=8",
         "generator.generator_width=4",

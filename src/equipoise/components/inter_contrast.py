@@ -69,7 +69,7 @@ class InterContrast(Component):
     paper: ClassVar[str] = "Wu et al., FedIIC, MICCAI 2023"
     rank: ClassVar[int] = 41
     limit: ClassVar[Mapping[str, Any]] = {"weight": 0}
-    in_short: ClassVar[tuple[str, ...]] = ("inter-contrast.orthogonal_steps=10",)
+    at_little_cost: ClassVar[tuple[str, ...]] = ("inter-contrast.orthogonal_steps=10",)
     Site: ClassVar[type[SiteSide]] = InterContrastSite
     Server: ClassVar[type[ServerSide]] = InterContrastServer
 

@@ -102,7 +102,7 @@ class RetrainedHead(Component):
     paper: ClassVar[str] = "Shang et al., CReFF, IJCAI 2022"
     rank: ClassVar[int] = 80
     limit: ClassVar[Mapping[str, Any]] = {"classifier_epochs": 0}
-    in_short: ClassVar[tuple[str, ...]] = ("retrained-head.feature_steps=3", "retrained-head.classifier_epochs=3")
+    at_little_cost: ClassVar[tuple[str, ...]] = ("retrained-head.feature_steps=3", "retrained-head.classifier_epochs=3")
     Site: ClassVar[type[SiteSide]] = RetrainedHeadSite
     Server: ClassVar[type[ServerSide]] = RetrainedHeadServer
 

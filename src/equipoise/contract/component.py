@@ -63,8 +63,10 @@ class Options(Table):
 
     #: options that make the method what it is: that one has no effect is told even at its default
     distinctive: ClassVar[tuple[str, ...]] = ()
-    #: settings, as for `--set`, under which a short run reaches all that the method or component does
+    #: settings, as for `--set`, under which a run of few rounds reaches all that it does, at the usual cost of a round
     in_short: ClassVar[tuple[str, ...]] = ()
+    #: further settings under which all that costs little, where results do not matter
+    at_little_cost: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def switches(cls) -> dict[str, tuple[Any, ...]]:

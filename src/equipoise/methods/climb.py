@@ -7,6 +7,7 @@ Shen et al., An Agnostic Approach to Federated Learning with Class Imbalance, IC
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -19,6 +20,8 @@ from equipoise.contract.method import Method
 
 class Options(MethodOptions):
     """CLIMB's dual ascent; the defaults are those that its authors released, whose code stops dual variables at 5."""
+
+    in_short: ClassVar[tuple[str, ...]] = ("climb.primal_rounds=1",)
 
     eta_d: float = Field(
         2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none, FedAvg"

@@ -22,7 +22,7 @@ from equipoise.contract.method import Method
 class Options(MethodOptions):
     """CReFF's work on the server; the defaults are the released ones, and neither FedIIC nor FedNPR states others."""
 
-    in_short: ClassVar[tuple[str, ...]] = ("creff.feature_steps=3", "creff.classifier_epochs=3")
+    at_little_cost: ClassVar[tuple[str, ...]] = ("creff.feature_steps=3", "creff.classifier_epochs=3")
 
     features: PositiveInt = Field(100, description="federated features of each class")
     feature_steps: int = Field(100, ge=0, description="gradient steps a round that fit them; 0: they stay random")

@@ -26,8 +26,9 @@ class Options(MethodOptions):
     """FedBM's switches; the defaults are the released settings for OCT at the milder heterogeneity."""
 
     distinctive: ClassVar[tuple[str, ...]] = ("cgde",)
-    in_short: ClassVar[tuple[str, ...]] = (
-        "fedbm.every=1",
+    #: a fifth of the usual steps five times as often
+    in_short: ClassVar[tuple[str, ...]] = ("fedbm.every=1", "fedbm.generator_steps=20")
+    at_little_cost: ClassVar[tuple[str, ...]] = (
         "fedbm.generator_steps=2",
         "fedbm.generator_batch=8",
         "fedbm.generator_width=4",
