@@ -203,7 +203,8 @@ def test_a_partitioned_folder_has_one_common_evaluation_set(tmp_path):
     [
         ({"one": 3}, {}, "two classes or more"),
         ({"a": 2, "b": 2, "c": 1}, {"classes": ("a", "b")}, "does not name: c"),
-        ({"a": 4, "b": 0}, {}, "no image of class 'b' anywhere"),
+        ({"a": 4, "b": 0}, {}, "it has 1 with images \\(a\\); ignored: 1 empty"),
+        ({"a": 4, "b": 0}, {"classes": ("a", "b")}, "no image of class 'b' anywhere"),
         ({"a": 0, "b": 0}, {}, "has no images"),
     ],
 )

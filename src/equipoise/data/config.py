@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from equipoise.core.table import LATER, Table
+from equipoise.data.layouts import Layout
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
@@ -31,6 +32,16 @@ class PhantomConfig(Table):
     seed: int = Field(default=0, ge=0, description="of the images; the run's seed does not change them")
 
 
+class ColumnNames(Table):
+    """The titles of a manifest's columns, where they differ from these."""
+
+    path: str = Field(default="path", description="image files")
+    label: str = Field(default="label", description="classes")
+    site: str = Field(default="site", description="hospitals")
+    split: str = Field(default="split", description="parts: train, valid, test")
+    group: str = Field(default="group", description="lesions or patients, whose images belong in one part")
+
+
 class DataConfig(Table):
     """Which images a run sees, how they are split into parts and shared out to sites."""
 
@@ -50,6 +61,8 @@ class DataConfig(Table):
     colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
     skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
+    layout: Layout | None = Field(default=None, description="levels of folder:DIR; default read off the names")
+    columns: ColumnNames = ColumnNames()
 
     split: Literal["authors", "grouped", "sites"] = Field(
         default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"

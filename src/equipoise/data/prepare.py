@@ -27,6 +27,15 @@ from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
+#: settings of a user's own images: for which sources, and why the others ignore them
+OF_USER_SOURCES = {
+    "classes": (
+        ("folder", "manifest"),
+        "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
+    ),
+    "layout": (("folder",), "whose files are not read by the names of folders (it is for folder:DIR)"),
+    "columns": (("manifest",), "which has no table with columns to name (it is for manifest:FILE)"),
+}
 SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
 
 
@@ -77,7 +86,9 @@ def store_folder(config: DataConfig) -> Path:
         name += "-constancy"
     if argument:
         path = Path(argument).expanduser().resolve()
-        name += f"-{path.stem}-{hashlib.sha256(f'{path}{config.classes}'.encode()).hexdigest()[:8]}"
+        usual, own = DataConfig(), [path, config.classes]
+        own += [getattr(config, key) for key in ("layout", "columns") if getattr(config, key) != getattr(usual, key)]
+        name += f"-{path.stem}-{hashlib.sha256(''.join(map(str, own)).encode()).hexdigest()[:8]}"
     return config.store_root() / name
 
 
@@ -123,11 +134,10 @@ def prepare(
 def _source(config: DataConfig) -> ModuleType:
     """The module of the source, once it is clear that it will heed the settings."""
     source = sources.load(config.name)
-    if config.classes is not None and config.name.partition(":")[0] not in sources.USER_SOURCES:
-        raise UserError(
-            f"data.classes has no effect on {config.name}, whose classes are fixed; leave it out (it lists the "
-            "classes of folder:DIR and manifest:FILE)"
-        )
+    kind, usual = config.name.partition(":")[0], DataConfig()
+    for name, (kinds, reason) in OF_USER_SOURCES.items():
+        if getattr(config, name) != getattr(usual, name) and kind not in kinds:
+            raise UserError(f"data.{name} has no effect on {config.name}, {reason}; leave it out")
     return source
 
 
