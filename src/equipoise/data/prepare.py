@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Collection
@@ -122,13 +123,23 @@ def prepare(
     if missing and not config.skip_unreadable:
         found = f"{len(missing)} of {len(listing.records)} images of {config.name}"
         where = f"do not exist (paths start in {root.resolve().parent})" if root.is_file() else f"are not in {root}"
-        raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}")
+        raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}{_windows_hint(missing)}")
     folder = store_folder(config)
     if not _up_to_date(folder, listing, config):
         with claimed(folder):
             if not _up_to_date(folder, listing, config):  # another process may have built it meanwhile
                 _build(listing, folder, config, workers or os.cpu_count() or 1, progress)
     return Store(folder)
+
+
+def _windows_hint(missing: list[str]) -> str:
+    """What to do with paths of another computer."""
+    if not any(re.match(r"[A-Za-z]:[\\/]", name) for name in missing):
+        return ""
+    return (
+        "; paths such as C:\\images\\1.png are those of one Windows computer: write them relative to the manifest's "
+        "folder (images\\1.png or images/1.png)"
+    )
 
 
 def _source(config: DataConfig) -> ModuleType:
@@ -284,6 +295,7 @@ def store_index(
         cohorts=listing.cohorts,
         common=listing.common,
         pooled=tuple(record.pooled for record in kept) if any(record.pooled for record in kept) else (),
+        extra={title: tuple(record.extra[place] for record in kept) for place, title in enumerate(listing.columns)},
         facts={**listing.facts, "warnings": warnings, "left_out": left_out},
         checksum=listing.checksum(),
     )

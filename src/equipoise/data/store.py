@@ -32,6 +32,7 @@ class StoreIndex:
         rows: row of each image in the packed file
         cohorts: names of the sites that are unseen cohorts
         common: validation and test parts belong to the federation, not to its sites
+        extra: what else the data set tells of each image, such as age and sex, as text; by title
         facts: what people may want to know: where the images come from, what was left out
         checksum: of the listing the store was built from
     """
@@ -49,6 +50,7 @@ class StoreIndex:
     cohorts: tuple[str, ...] = ()
     common: bool = False
     pooled: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
 
@@ -107,6 +109,7 @@ class Store:
         columns: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
         }
+        columns["extra"] = {title: tuple(values) for title, values in columns.get("extra", {}).items()}
         for key in ("labels", "rows"):
             columns[key] = np.asarray(columns[key], dtype=np.int64)
         return StoreIndex(**columns, facts=facts)
