@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
+from equipoise.data.duplicates import equal_rows
 from equipoise.data.preparation import PREPARATION, relight
 from equipoise.data.raw import Archives, decode_with_depth
 from equipoise.data.sources import Listing, Record, phantom
@@ -177,7 +179,10 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     if len(unreadable) == len(records):
         why = first_few(unreadable.values()) if records else f"none exists, {first_few(listing.missing())}"
         raise UserError(f"none of the {len(listing.records)} images of {config.name} can be read: {why}")
-    write_index(draft, store_index(listing, records, unreadable, depths))
+    index = store_index(listing, records, unreadable, depths)
+    if config.name.partition(":")[0] in sources.USER_SOURCES:
+        index = replace(index, equal=equal_rows(np.load(draft / IMAGES, mmap_mode="r"), index.rows))
+    write_index(draft, index)
     (draft / DONE).unlink()
     (draft / LISTING).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,7 @@ import torch
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import locked, write_text
+from equipoise.data.duplicates import EqualRows
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"
@@ -33,6 +34,7 @@ class StoreIndex:
         cohorts: names of the sites that are unseen cohorts
         common: validation and test parts belong to the federation, not to its sites
         extra: what else the data set tells of each image, such as age and sex, as text; by title
+        equal: sets of rows with equal images, where these were looked for
         facts: what people may want to know: where the images come from, what was left out
         checksum: of the listing the store was built from
     """
@@ -51,6 +53,7 @@ class StoreIndex:
     common: bool = False
     pooled: tuple[str, ...] = ()
     extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    equal: EqualRows = ()
     facts: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
 
@@ -110,6 +113,7 @@ class Store:
             key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
         }
         columns["extra"] = {title: tuple(values) for title, values in columns.get("extra", {}).items()}
+        columns["equal"] = tuple(map(tuple, columns.get("equal", ())))
         for key in ("labels", "rows"):
             columns[key] = np.asarray(columns[key], dtype=np.int64)
         return StoreIndex(**columns, facts=facts)

@@ -94,7 +94,8 @@ class Listing:
     def checksum(self) -> str:
         """Changes when an image, what is said about one, or a warning about them changes."""
         general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
-        general += (("common",) if self.common else ()) + ((self.columns,) if self.columns else ())
+        general += ("common",) if self.common else ()
+        general += tuple(filter(None, (self.columns, self.facts.get("read_as"))))
         digest = hashlib.sha256(repr(general).encode())
         for r in self.records:
             stamp = r.location.stamp if r.location else ""
