@@ -116,10 +116,10 @@ def test_what_macos_adds_hidden_and_empty_folders_are_no_classes_and_are_counted
 
 def test_files_that_are_not_read_are_counted_by_kind(tmp_path):
     root = images(tmp_path / "mine", "a", "b", each=3)
-    for name in ("a/notes.txt", "b/Notes.TXT", "b/scan.nii.gz", "b/LICENCE", "beside.png", "a/.hidden.txt"):
+    for name in ("a/notes.txt", "b/Notes.TXT", "b/scan.mha.gz", "b/LICENCE", "beside.png", "a/.hidden.txt"):
         (root / name).touch()
     (told,) = listed(root).facts["warnings"]
-    assert told == "files that are not read were skipped: 2 .txt, 1 .nii.gz, 1 .png, 1 without an ending"
+    assert told == "files that are not read were skipped: 2 .txt, 1 .mha.gz, 1 .png, 1 without an ending"
 
 
 def test_labels_sort_as_people_count(tmp_path):

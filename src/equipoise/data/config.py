@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from equipoise.core.table import LATER, Table
 from equipoise.data.layouts import Layout
+from equipoise.data.nifti import Plane
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
@@ -52,7 +53,7 @@ class DataConfig(Table):
     crop: Literal["centre", "squash"] = Field(default="centre", description="how an image becomes square")
     window: tuple[float, float] | None = Field(
         default=None,
-        description="centre and width of the grey levels of DICOM files; default each file's own",
+        description="centre and width of the grey levels of DICOM and NIfTI; default each file's own",
         json_schema_extra=LATER,
     )
     brightness: bool = Field(
@@ -63,6 +64,10 @@ class DataConfig(Table):
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
     layout: Layout | None = Field(default=None, description="levels of folder:DIR; default read off the names")
     columns: ColumnNames = ColumnNames()
+    plane: Plane = Field(default="axial", description="how NIfTI volumes are cut into slices")
+    header: tuple[str, ...] = Field(
+        default=(), description="entries of DICOM headers to keep for sub-groups, such as PatientAge; none else is kept"
+    )
 
     split: Literal["authors", "grouped", "sites"] = Field(
         default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"

@@ -21,6 +21,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
+from equipoise.data.dicom import check_keywords
 from equipoise.data.duplicates import equal_rows
 from equipoise.data.preparation import PREPARATION, relight
 from equipoise.data.raw import Archives, decode_with_depth
@@ -30,6 +31,8 @@ from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
+#: settings of a user's own images, beside their classes, that change what is read
+OF_FILES = ("layout", "columns", "plane", "header")
 #: settings of a user's own images: for which sources, and why the others ignore them
 OF_USER_SOURCES = {
     "classes": (
@@ -37,6 +40,8 @@ OF_USER_SOURCES = {
         "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
     ),
     "layout": (("folder",), "whose files are not read by the names of folders (it is for folder:DIR)"),
+    "plane": (("folder", "manifest"), "which has no volumes (it is for NIfTI files of folder:DIR and manifest:FILE)"),
+    "header": (("folder", "manifest"), "whose files are known (it is for DICOM of folder:DIR and manifest:FILE)"),
     "columns": (("manifest",), "which has no table with columns to name (it is for manifest:FILE)"),
 }
 SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
@@ -90,7 +95,7 @@ def store_folder(config: DataConfig) -> Path:
     if argument:
         path = Path(argument).expanduser().resolve()
         usual, own = DataConfig(), [path, config.classes]
-        own += [getattr(config, key) for key in ("layout", "columns") if getattr(config, key) != getattr(usual, key)]
+        own += [getattr(config, key) for key in OF_FILES if getattr(config, key) != getattr(usual, key)]
         name += f"-{path.stem}-{hashlib.sha256(''.join(map(str, own)).encode()).hexdigest()[:8]}"
     return config.store_root() / name
 
@@ -151,6 +156,8 @@ def _source(config: DataConfig) -> ModuleType:
     for name, (kinds, reason) in OF_USER_SOURCES.items():
         if getattr(config, name) != getattr(usual, name) and kind not in kinds:
             raise UserError(f"data.{name} has no effect on {config.name}, {reason}; leave it out")
+    if config.header:
+        check_keywords(config.header)
     return source
 
 
@@ -259,7 +266,8 @@ def _decode_batch(
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
-            images[row], bits = decode_with_depth(archives.read(record.location), size, config.crop, config.window)
+            where = record.location
+            images[row], bits = decode_with_depth(archives.read(where), size, config.crop, config.window, where.frame)
             guessed.add(bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"

@@ -109,10 +109,10 @@ def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
     named = Counter(record.name for record in records)
     yield from (name for name, times in named.items() if times > 1)
     resolve = cache(Path.resolve)  # an archive holds many images
-    places: dict[tuple[Path, str | None], list[str]] = {}
+    places: dict[tuple[Any, ...], list[str]] = {}
     for record in records:
         if record.location is not None and named[record.name] == 1:
-            place = (resolve(record.location.file), record.location.member)
+            place = (resolve(record.location.file), record.location.member, record.location.frame)
             places.setdefault(place, []).append(record.name)
     yield from (" = ".join(names) for names in places.values() if len(names) > 1)
 

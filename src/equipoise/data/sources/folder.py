@@ -2,19 +2,23 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
+from equipoise.data import dicom, nifti
 from equipoise.data.config import DataConfig
 from equipoise.data.layouts import ADDED, PARTS, Folder, in_order, is_ignored, layout_of, levels, summary
-from equipoise.data.raw import SUFFIXES, Location, walk_images
+from equipoise.data.medical import Found, images_in, is_read, lacking
+from equipoise.data.raw import SUFFIXES, Archives, walk_images
 from equipoise.data.sources import Listing, Record, refuse_similar
 
 TITLE = "your images, one folder per class, also by site and part (folder:DIR)"
 SIZE = 128
 PARTITION = "source"
 
+#: endings of images in zip files
+ENDINGS = {*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES}
 #: what the folders above an image stand for, by "class", "site" and "split"
 Names = Mapping[str, str]
 
@@ -23,11 +27,13 @@ def listing(config: DataConfig, root: Path) -> Listing:
     """All images in class folders under `root`. Without folders of sites, the site is named after `root`."""
     if not root.is_dir():
         raise UserError(f"{config.name}: {root} is not a folder")
-    by_top = {top: list(_images(root, root / top)) for top in sorted(_folders(root))}
-    folders = {folder for found in by_top.values() for folder, _ in found}
-    ignored, skipped = _left_out(root)
+    with Archives() as archives:
+        by_top = {top: list(_images(config, root, root / top, archives)) for top in sorted(_folders(root))}
+    folders = {folder for entries in by_top.values() for folder, _ in entries}
+    ignored, skipped, hint = _left_out(root, {found.location.file for all_ in by_top.values() for _, found in all_})
     if not folders:
-        raise UserError(f"{root} has no images in its folders; known are {', '.join(sorted(SUFFIXES))}")
+        known = ", ".join(sorted(SUFFIXES | dicom.SUFFIXES | {*nifti.SUFFIXES}))
+        raise UserError(f"{root} has no images in its folders; known are {known}{hint and f' ({hint})'}")
     layout = config.layout or layout_of(root, folders)
     site = Path(os.path.abspath(root)).name
     named = {folder: {"site": site, **levels(layout, root, folder)} for folder in sorted(folders)}
@@ -36,55 +42,68 @@ def listing(config: DataConfig, root: Path) -> Listing:
     # The images of class folders stay in the order that runs of earlier versions had.
     tops = list(by_top) if layout == "class" else in_order(by_top)
     records, places = [], dict[str, dict[str, str]]({"site": {}, "class": {}})
-    for folder, location in (entry for top in tops for entry in by_top[top]):
-        names, identifier = named[folder], _identifier(root, location)
-        split = PARTS[names["split"].lower()] if "split" in names else ""
-        records.append(Record(identifier, location, classes.index(names["class"]), names["site"], identifier, split))
-        for kind, known in places.items():
-            known.setdefault(names[kind], identifier)
+    for folder, found in (entry for top in tops for entry in by_top[top]):
+        names = named[folder]
+        records.append(_record(root, found, names, classes))
+        for kind, known_names in places.items():
+            known_names.setdefault(names[kind], records[-1].name)
     refuse_similar(root, "sites", places["site"])
     if config.classes is None:
         refuse_similar(root, "classes", places["class"])
     read_as = f"the folders are read as {layout}/ ({summary(layout, named.values())}){_told(ignored)}"
     guessed = [f"{read_as}; --layout (data.layout) reads them otherwise"] if not config.layout else []
-    warnings = _spaced([*places["site"], *places["class"]]) + guessed * (layout != "class") + _not_read(skipped)
-    return Listing(config.name, classes, tuple(records), facts={"warnings": warnings, "read_as": read_as})
+    warnings = _spaced([*places["site"], *places["class"]]) + guessed * (layout != "class") + _not_read(skipped, hint)
+    facts = {"warnings": warnings, "read_as": read_as}
+    return Listing(config.name, classes, tuple(records), columns=config.header, facts=facts)
 
 
 def _folders(root: Path) -> Iterator[str]:
     return (path.name for path in root.iterdir() if path.is_dir() and not is_ignored(path.name))
 
 
-def _images(root: Path, top: Path) -> Iterator[tuple[Folder, Location]]:
+def _images(config: DataConfig, root: Path, top: Path, archives: Archives) -> Iterator[tuple[Folder, Found]]:
     """The images under one of the outermost folders, each with its own folder."""
-    for location in walk_images(top):
+    for location in walk_images(top, ENDINGS, is_read):
         folder = location.file.relative_to(root).parent.parts
         inside = location.path.parent.parts if location.member else ()
         if not any(map(is_ignored, (*folder, *inside))):
-            yield folder, location
+            yield from ((folder, found) for found in images_in(location, archives, config))
 
 
-def _identifier(root: Path, location: Location) -> str:
-    return "!".join(filter(None, (location.file.relative_to(root).as_posix(), location.member)))
+def _record(root: Path, found: Found, names: Names, classes: tuple[str, ...]) -> Record:
+    """One image; without a patient, the images of a file are a group."""
+    location = found.location
+    file = "!".join(filter(None, (location.file.relative_to(root).as_posix(), location.member)))
+    return Record(
+        name=f"{file}{found.suffix}",
+        location=location,
+        label=classes.index(names["class"]),
+        site=names["site"],
+        group=found.group or file,
+        split=PARTS[names["split"].lower()] if "split" in names else "",
+        extra=found.header,
+    )
 
 
-def _left_out(root: Path) -> tuple[Counter[str], Counter[str]]:
-    """Folders that are ignored and files that are not read, by their kind."""
-    ignored, skipped = Counter[str](), Counter[str]()
-    for folder, inner, files in os.walk(root):
+def _left_out(root: Path, read: Collection[Path]) -> tuple[Counter[str], Counter[str], str]:
+    """Folders that are ignored and files that are not read, by their kind; and how more files could be read."""
+    ignored, skipped, files = Counter[str](), Counter[str](), list[Path]()
+    for folder, inner, names in os.walk(root):
         hidden = [name for name in inner if is_ignored(name)]
         ignored.update(ADDED if name == ADDED else "hidden" for name in hidden)
         inner[:] = [name for name in inner if name not in hidden]
-        if not inner and not files:
+        if not inner and not names:
             ignored["empty"] += 1
-        shown = [Path(name) for name in files if not name.startswith(".")]
-        read = () if Path(folder) == root else (*SUFFIXES, ".zip")
-        skipped.update(_kind(name) for name in shown if name.suffix.lower() not in read)
-    return ignored, skipped
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    files = [file for file in files if file not in read]
+    skipped.update(map(_kind, files))
+    return ignored, skipped, lacking(files)
 
 
 def _kind(file: Path) -> str:
     """The ending of a file, with the one before where it is compressed."""
+    if nifti.is_volume(file.name) and nifti.is_mask(file):
+        return "masks of volumes"
     endings = [ending.lower() for ending in file.suffixes[-2:]]
     return "".join(endings if endings[-1:] == [".gz"] else endings[-1:]) or "without an ending"
 
@@ -110,8 +129,8 @@ def _spaced(names: list[str]) -> list[str]:
     return [f"names of folders keep the spaces around them: {first_few(spaced)}"] if spaced else []
 
 
-def _not_read(skipped: Counter[str]) -> list[str]:
+def _not_read(skipped: Counter[str], hint: str) -> list[str]:
     kinds = first_few(
         (f"{number} {kind}" for kind, number in sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))), 8
     )
-    return [f"files that are not read were skipped: {kinds}"] if skipped else []
+    return [f"files that are not read were skipped: {kinds}{hint and f'; {hint}'}"] if skipped else []

@@ -1,13 +1,14 @@
 """A user's own images in a list: `manifest:FILE` is a CSV with path and label, and optionally site, split, group."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.data.config import ColumnNames, DataConfig
 from equipoise.data.layouts import PARTS, in_order
-from equipoise.data.raw import Location, locate
+from equipoise.data.medical import Found, images_in
+from equipoise.data.raw import Archives, locate
 from equipoise.data.sources import Listing, Record, folded, numbered_rows, refuse_similar
 
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
@@ -35,25 +36,28 @@ def listing(config: DataConfig, root: Path) -> Listing:
     _check_rows(known, root, config.classes is not None)
     classes, labels = _labels(root, [row["label"] for row in known.values()], config.classes)
     others = tuple(title for title in header if title and title not in titles.values())
-    records = tuple(
-        Record(
-            name=row["path"],
-            location=_find(root.parent, row["path"]),
-            label=labels[row["label"]],
-            site=row["site"] or root.stem,
-            group=row["group"] or row["path"],
-            split=PARTS[row["split"].lower()] if row["split"] else "",
-            extra=tuple(numbered[line][title] for title in others),
+    absent = ("",) * len(config.header)
+    with Archives() as archives:
+        records = tuple(
+            Record(
+                name=f"{row['path']}{found.suffix if found else ''}",
+                location=found.location if found else None,
+                label=labels[row["label"]],
+                site=row["site"] or root.stem,
+                group=row["group"] or (found.group if found else "") or row["path"],
+                split=PARTS[row["split"].lower()] if row["split"] else "",
+                extra=(*(numbered[line][title] for title in others), *(found.header if found else absent)),
+            )
+            for line, row in known.items()
+            for found in _find(config, root.parent, row["path"], archives)
         )
-        for line, row in known.items()
-    )
     sites = {record.site for record in records}
     kept = f"; kept for sub-groups: {', '.join(others)}" if others else ""
     facts = {
         "warnings": [*_of_sites(header, titles, others), *_of_groups(header, titles, others)],
         "read_as": f"the list names {len(records)} images, {len(classes)} classes, {len(sites)} sites{kept}",
     }
-    return Listing(config.name, classes, records, columns=others, facts=facts)
+    return Listing(config.name, classes, records, columns=(*others, *config.header), facts=facts)
 
 
 def _check_titles(root: Path, header: list[str], titles: Mapping[str, str]) -> None:
@@ -126,7 +130,8 @@ def _of_groups(header: list[str], titles: Mapping[str, str], others: tuple[str, 
     ]
 
 
-def _find(folder: Path, path: str) -> Location | None:
-    """The file of a path; one written on Windows has other marks between its folders."""
+def _find(config: DataConfig, folder: Path, path: str, archives: Archives) -> Iterable[Found | None]:
+    """The images in the file of a path, or None; a path that was written on Windows has other marks in it."""
     tries = [folder / path] if os.sep == "\\" else [folder / path, folder / path.replace("\\", "/")]
-    return next((locate(file) for file in tries if file.is_file()), None)
+    file = next((file for file in tries if file.is_file()), None)
+    return [None] if file is None else images_in(locate(file), archives, config)
