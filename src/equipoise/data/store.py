@@ -18,6 +18,8 @@ from equipoise.data.duplicates import EqualRows
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"
+#: columns that the first stores did not have
+ADDED_LATER = ("pooled", "extra", "equal")
 #: so many images stand for all of a part where its content is identified
 SAMPLED = 512
 
@@ -153,6 +155,9 @@ class Store:
 def write_index(folder: Path, index: StoreIndex) -> None:
     """Write the JSON index of a store, last of all: a folder with an index is complete."""
     content = asdict(index) | {"labels": index.labels.tolist(), "rows": index.rows.tolist(), "format": FORMAT}
+    for name in ADDED_LATER:  # without them, earlier versions can read the store
+        if not content[name]:
+            del content[name]
     write_text(folder / INDEX, json.dumps(content))
 
 
