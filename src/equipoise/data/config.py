@@ -62,11 +62,15 @@ class DataConfig(Table):
     colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
     skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
-    layout: Layout | None = Field(default=None, description="levels of folder:DIR; default read off the names")
-    columns: ColumnNames = ColumnNames()
-    plane: Plane = Field(default="axial", description="how NIfTI volumes are cut into slices")
+    layout: Layout | None = Field(
+        default=None, description="levels of folder:DIR; default read off the names", json_schema_extra=LATER
+    )
+    columns: ColumnNames = Field(default=ColumnNames(), json_schema_extra=LATER)
+    plane: Plane = Field(default="axial", description="how NIfTI volumes are cut into slices", json_schema_extra=LATER)
     header: tuple[str, ...] = Field(
-        default=(), description="entries of DICOM headers to keep for sub-groups, such as PatientAge; none else is kept"
+        default=(),
+        description="entries of DICOM headers to keep for sub-groups, such as PatientAge; no others are kept",
+        json_schema_extra=LATER,
     )
 
     split: Literal["authors", "grouped", "sites"] = Field(
