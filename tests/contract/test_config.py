@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from equipoise.contract.config import override, read_raw
+from equipoise.contract.config import Config, override, read_raw
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import choose_device, make_config
 
@@ -117,3 +117,10 @@ def test_an_unknown_key_is_answered_by_the_known_ones(setting, advice):
 def test_whether_a_round_may_be_reported_is_known_without_counting_all_rounds():
     config = make_config(None, ["train.rounds=1000000000000", "evaluation.every=10", "evaluation.first_round=20"])
     assert [config.may_report(number) for number in (10, 20, 25, 10**12)] == [False, True, False, True]
+
+
+def test_settings_that_came_later_do_not_keep_earlier_runs_from_going_on():
+    """The digest is that of the first version with checkpoints, which lacked some of today's settings."""
+    assert make_config(None).digest() == Config().digest() == "5a5f8f28fb0d2f24"
+    for setting in ("layout=class", "columns.label=dx", "plane=coronal", 'header=["Modality"]', "brightness=true"):
+        assert make_config(None, [f"data.{setting}"]).digest() != Config().digest()

@@ -218,7 +218,7 @@ def test_a_class_too_rare_for_a_part_of_the_federation_is_reported_in_one_line(m
     rows += [{"path": f"d{i}.png", "label": "d", "site": "xy"[i], "split": part} for i, part in enumerate(parts[1:3])]
     rows += [{"path": f"d{i}.png", "label": "d", "site": "y", "split": "train"} for i in range(2, 5)]
     config = DataConfig(name=f"manifest:{manifest(rows)}", store=stores, size=8)
-    (warning,) = load_federation(config, 0).warnings
+    warning, _ = load_federation(config, 0).warnings
     assert "federation: c (1 training image and no validation image and no test image), d (no test image); " in warning
     assert warning.endswith("has no part in those scores")
     assert load_federation(config, 0, whole=False).warnings == (), "one hospital does not know the others' images"

@@ -203,7 +203,8 @@ def test_a_partitioned_folder_has_one_common_evaluation_set(tmp_path):
     [
         ({"one": 3}, {}, "two classes or more"),
         ({"a": 2, "b": 2, "c": 1}, {"classes": ("a", "b")}, "does not name: c"),
-        ({"a": 4, "b": 0}, {}, "no image of class 'b' anywhere"),
+        ({"a": 4, "b": 0}, {}, "it has 1 with images \\(a\\); ignored: 1 empty"),
+        ({"a": 4, "b": 0}, {"classes": ("a", "b")}, "no image of class 'b' anywhere"),
         ({"a": 0, "b": 0}, {}, "has no images"),
     ],
 )
@@ -273,11 +274,7 @@ def test_a_manifests_split_is_used_as_given_under_its_usual_names(manifest):
         ("\n\n", "is empty"),
         ("path,label\na/0.png,a\na/1.png,a\n", "one class only"),
         ("file,label\na/0.png,a\n", "no column path; it has file, label"),
-        (
-            "path;label\na/0.png;a\n",
-            "it has path;label; it seems to separate values by semicolons",
-        ),
-        ("path\tlabel\na/0.png\ta\n", "separate values by tabs: save it with commas"),
+        ("path|label\na/0.png|a\n", "it has path.label; it seems to separate values by bars: save it with commas"),
         ("Path,label\na/0.png,a\n", "the column 'Path' should be called 'path'"),
         ("path,label,SITE\na/0.png,a,x\n", "the column 'SITE' should be called 'site'"),
         ("path,label,label\na/0.png,a,b\n", "more than one column label"),
@@ -300,18 +297,6 @@ def test_a_manifest_in_another_encoding_is_refused_with_the_line(manifest, tmp_p
     (tmp_path / "latin.csv").write_bytes("path,label\na/0.png,a\nb/0.png,Hämangiom\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"latin\.csv, line 3: the text is not UTF-8; save the file in that encoding"):
         load_federation(DataConfig(name=f"manifest:{tmp_path / 'latin.csv'}", store=tmp_path / "stores"), 0)
-
-
-def test_columns_that_a_manifest_has_in_vain_are_named_until_they_are_gone(manifest):
-    def warnings(header: str) -> tuple[str, ...]:
-        lines = [f"{label}/{n}.png,{label},x,7" for label in "ab" for n in range(10)]
-        return manifest(f"{header}\n" + "\n".join(lines)).warnings
-
-    (told,) = warnings("path,label,centre,age")
-    assert told.endswith("not used: centre, age; without a column site, all images are one site")
-    (told,) = warnings("path,label,site,age")
-    assert told.endswith("not used: age")
-    assert warnings("path,label,site,") == ()
 
 
 def test_empty_cells_at_the_end_of_a_line_and_quoted_commas_are_no_mistake(manifest):

@@ -1,6 +1,7 @@
 """Stores: packed images read row by row, prepared from raw files of every kind, resumed after a kill."""
 
 import io
+import json
 import os
 import pickle
 import signal
@@ -315,3 +316,10 @@ def test_numpy_files_are_images_too():
     output = io.BytesIO()
     np.save(output, np.arange(64, dtype=np.uint8).reshape(8, 8))
     assert (decode(output.getvalue(), 8) == np.arange(64, dtype=np.uint8).reshape(8, 8)).all()
+
+
+def test_a_store_holds_only_the_columns_that_it_needs(raw):
+    """Earlier versions, which do not know the others, can then read it."""
+    store = load_federation(config_for(raw), 0).sites[0].splits["train"].store
+    known = json.loads((store.folder / "index.json").read_text())
+    assert not {"pooled", "extra", "equal"} & set(known)

@@ -18,8 +18,8 @@ from rich.table import Table as RichTable
 from equipoise.cli import hospitals as deploy_commands
 from equipoise.cli.components import components_app
 from equipoise.cli.concepts import concepts_app
-from equipoise.cli.data import data_app
-from equipoise.cli.given import given
+from equipoise.cli.data import Columns, Layout, data_app
+from equipoise.cli.given import given, pairs
 from equipoise.cli.models import export, predict
 from equipoise.cli.study import study
 from equipoise.core.errors import UserError, first_line, is_memory, is_users
@@ -63,6 +63,8 @@ def run(
     ] = None,
     data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
     root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
+    layout: Layout = None,
+    column: Columns = None,
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
@@ -80,7 +82,13 @@ def run(
         "method": method,
         "components": components,
         "seed": seed,
-        "data": given(name=data, root=str(root) if root else None, skip_unreadable=skip_unreadable or None),
+        "data": given(
+            name=data,
+            root=str(root) if root else None,
+            layout=layout,
+            columns=pairs("--column", column),
+            skip_unreadable=skip_unreadable or None,
+        ),
         "train": given(rounds=rounds),
         "compute": given(device=device, workers=workers),
     }

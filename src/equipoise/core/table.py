@@ -40,10 +40,10 @@ def drop_later(table: Table, dumped: dict[str, Any]) -> None:
     """Take settings that earlier versions did not have, and that are at their default, out of a dumped table."""
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
-        if isinstance(value, Table) and name in dumped:
-            drop_later(value, dumped[name])
-        elif field.json_schema_extra == LATER and value == field.default:
+        if field.json_schema_extra == LATER and value == field.default:
             dumped.pop(name, None)
+        elif isinstance(value, Table) and name in dumped:
+            drop_later(value, dumped[name])
 
 
 def tables_in(table: Table, prefix: str = "") -> Iterator[tuple[str, Table]]:

@@ -9,6 +9,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.streams import stream
 from equipoise.data import partition, sources
 from equipoise.data.config import DataConfig
+from equipoise.data.duplicates import equal_images_told, joined_groups
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.data.preparation import PREPARATION
 from equipoise.data.splits import count_leaks, grouped_split, stratified_sample, whole_sites
@@ -55,6 +56,8 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     scheme = config.partition or sources.load(config.name).PARTITION
     given = np.array(index.pooled if index.pooled and scheme != "source" else index.splits)
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), given)
+    if config.split == "grouped":
+        everything = replace(everything, groups=joined_groups(index.groups, index.rows, index.equal))
     unseen = np.isin(everything.sites, index.cohorts)
     if whole:
         _check_classes(everything.where(~unseen), index.classes)
@@ -63,6 +66,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         images = _part_sites(images, index.ratios, scheme, config, seed)
     else:
         images, warnings = _assign_parts(images, np.array(index.clean)[~unseen], store, config)
+    warnings += _equal_images(images, store, by_site=scheme == "source", with_names=whole)
     images = _thin_long_tail(images, config, seed)
     redrawn: list[str] = []
     if scheme == "source":
@@ -84,6 +88,8 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     )
     federation = _check_sites(federation, config)
     of_classes = (*missing_training(federation), *_scarce_classes(federation)) if whole else ()
+    if whole and scheme == "source" and config.name.partition(":")[0] in sources.USER_SOURCES:
+        of_classes += (*_classes_of_one_site(federation),)
     idle = _idle_sites(federation) if whole and config.training_sites is None and not shared else []
     return replace(federation, warnings=(*federation.warnings, *of_classes, *idle))
 
@@ -116,6 +122,17 @@ def _part_sites(
     part_of = whole_sites(names, ratios, count, _partition_seed(config, seed))
     images = images.where(np.isin(images.sites, list(part_of)))
     return replace(images, parts=np.array([part_of[site] for site in images.sites.tolist()]))
+
+
+def _equal_images(images: Images, store: Store, by_site: bool, with_names: bool) -> list[str]:
+    """A warning about equal images in several parts, at several sites or under several labels."""
+    columns = {"parts": images.parts, "sites": images.sites, "classes": images.labels}
+    if not by_site:
+        del columns["sites"]
+    rows, index = images.rows.tolist(), store.index
+    names = dict(zip(index.rows.tolist(), index.names)) if with_names else None
+    told = {what: dict(zip(rows, values.tolist())) for what, values in columns.items()}
+    return equal_images_told(index.equal, told, names)
 
 
 def _draw_parts(images: Images, ratios: tuple[float, float, float], config: DataConfig) -> np.ndarray:
@@ -237,6 +254,23 @@ def missing_training(federation: Federation) -> list[str]:
 def _idle_sites(federation: Federation) -> list[str]:
     idle = [site.name for site in federation.sites if "train" not in site.splits]
     return [f"sites without a training image, which only measure models: {first_few(idle)}"] if idle else []
+
+
+def _classes_of_one_site(federation: Federation) -> list[str]:
+    """A warning about the classes that one of several sites alone can train on."""
+    sites = federation.training_sites()
+    counts = np.array([site.class_counts(len(federation.classes)) for site in sites])
+    alone = [
+        f"{name} ({sites[int(counts[:, label].argmax())].name})"
+        for label, name in enumerate(federation.classes)
+        if len(sites) > 1 and np.count_nonzero(counts[:, label]) == 1
+    ]
+    if not alone:
+        return []
+    return [
+        f"classes with training images at one site only: {first_few(alone)}; a model may learn the site instead of "
+        "the disease"
+    ]
 
 
 def _scarce_classes(federation: Federation) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from equipoise.core.table import LATER, Table
+from equipoise.data.layouts import Layout
+from equipoise.data.nifti import Plane
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
@@ -31,6 +33,16 @@ class PhantomConfig(Table):
     seed: int = Field(default=0, ge=0, description="of the images; the run's seed does not change them")
 
 
+class ColumnNames(Table):
+    """The titles of a manifest's columns, where they differ from these."""
+
+    path: str = Field(default="path", description="image files")
+    label: str = Field(default="label", description="classes")
+    site: str = Field(default="site", description="hospitals")
+    split: str = Field(default="split", description="parts: train, valid, test")
+    group: str = Field(default="group", description="lesions or patients, whose images belong in one part")
+
+
 class DataConfig(Table):
     """Which images a run sees, how they are split into parts and shared out to sites."""
 
@@ -41,7 +53,7 @@ class DataConfig(Table):
     crop: Literal["centre", "squash"] = Field(default="centre", description="how an image becomes square")
     window: tuple[float, float] | None = Field(
         default=None,
-        description="centre and width of the grey levels of DICOM files; default each file's own",
+        description="centre and width of the grey levels of DICOM and NIfTI; default each file's own",
         json_schema_extra=LATER,
     )
     brightness: bool = Field(
@@ -50,6 +62,16 @@ class DataConfig(Table):
     colour_constancy: bool = Field(default=False, description="shades of grey, power 6, applied by prepare")
     skip_unreadable: bool = Field(default=False, description="go on without missing and unreadable images")
     classes: tuple[str, ...] | None = Field(default=None, description="class order of a folder or manifest")
+    layout: Layout | None = Field(
+        default=None, description="levels of folder:DIR; default read off the names", json_schema_extra=LATER
+    )
+    columns: ColumnNames = Field(default=ColumnNames(), json_schema_extra=LATER)
+    plane: Plane = Field(default="axial", description="how NIfTI volumes are cut into slices", json_schema_extra=LATER)
+    header: tuple[str, ...] = Field(
+        default=(),
+        description="entries of DICOM headers to keep for sub-groups, such as PatientAge; no others are kept",
+        json_schema_extra=LATER,
+    )
 
     split: Literal["authors", "grouped", "sites"] = Field(
         default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"

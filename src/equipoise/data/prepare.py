@@ -4,10 +4,12 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +21,8 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
+from equipoise.data.dicom import check_keywords
+from equipoise.data.duplicates import equal_rows
 from equipoise.data.preparation import PREPARATION, relight
 from equipoise.data.raw import Archives, decode_with_depth
 from equipoise.data.sources import Listing, Record, phantom
@@ -27,6 +31,19 @@ from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
+#: settings of a user's own images, beside their classes, that change what is read
+OF_FILES = ("layout", "columns", "plane", "header")
+#: settings of a user's own images: for which sources, and why the others ignore them
+OF_USER_SOURCES = {
+    "classes": (
+        ("folder", "manifest"),
+        "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
+    ),
+    "layout": (("folder",), "whose files are not read by the names of folders (it is for folder:DIR)"),
+    "plane": (("folder", "manifest"), "which has no volumes (it is for NIfTI files of folder:DIR and manifest:FILE)"),
+    "header": (("folder", "manifest"), "whose files are known (it is for DICOM of folder:DIR and manifest:FILE)"),
+    "columns": (("manifest",), "which has no table with columns to name (it is for manifest:FILE)"),
+}
 SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
 
 
@@ -77,7 +94,9 @@ def store_folder(config: DataConfig) -> Path:
         name += "-constancy"
     if argument:
         path = Path(argument).expanduser().resolve()
-        name += f"-{path.stem}-{hashlib.sha256(f'{path}{config.classes}'.encode()).hexdigest()[:8]}"
+        usual, own = DataConfig(), [path, config.classes]
+        own += [getattr(config, key) for key in OF_FILES if getattr(config, key) != getattr(usual, key)]
+        name += f"-{path.stem}-{hashlib.sha256(''.join(map(str, own)).encode()).hexdigest()[:8]}"
     return config.store_root() / name
 
 
@@ -111,7 +130,7 @@ def prepare(
     if missing and not config.skip_unreadable:
         found = f"{len(missing)} of {len(listing.records)} images of {config.name}"
         where = f"do not exist (paths start in {root.resolve().parent})" if root.is_file() else f"are not in {root}"
-        raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}")
+        raise UserError(f"{found} {where}: {first_few(missing)} {SKIP}{_windows_hint(missing)}")
     folder = store_folder(config)
     if not _up_to_date(folder, listing, config):
         with claimed(folder):
@@ -120,14 +139,25 @@ def prepare(
     return Store(folder)
 
 
+def _windows_hint(missing: list[str]) -> str:
+    """What to do with paths of another computer."""
+    if not any(re.match(r"[A-Za-z]:[\\/]", name) for name in missing):
+        return ""
+    return (
+        "; paths such as C:\\images\\1.png are those of one Windows computer: write them relative to the manifest's "
+        "folder (images\\1.png or images/1.png)"
+    )
+
+
 def _source(config: DataConfig) -> ModuleType:
     """The module of the source, once it is clear that it will heed the settings."""
     source = sources.load(config.name)
-    if config.classes is not None and config.name.partition(":")[0] not in sources.USER_SOURCES:
-        raise UserError(
-            f"data.classes has no effect on {config.name}, whose classes are fixed; leave it out (it lists the "
-            "classes of folder:DIR and manifest:FILE)"
-        )
+    kind, usual = config.name.partition(":")[0], DataConfig()
+    for name, (kinds, reason) in OF_USER_SOURCES.items():
+        if getattr(config, name) != getattr(usual, name) and kind not in kinds:
+            raise UserError(f"data.{name} has no effect on {config.name}, {reason}; leave it out")
+    if config.header:
+        check_keywords(config.header)
     return source
 
 
@@ -156,7 +186,10 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     if len(unreadable) == len(records):
         why = first_few(unreadable.values()) if records else f"none exists, {first_few(listing.missing())}"
         raise UserError(f"none of the {len(listing.records)} images of {config.name} can be read: {why}")
-    write_index(draft, store_index(listing, records, unreadable, depths))
+    index = store_index(listing, records, unreadable, depths)
+    if config.name.partition(":")[0] in sources.USER_SOURCES:
+        index = replace(index, equal=equal_rows(np.load(draft / IMAGES, mmap_mode="r"), index.rows))
+    write_index(draft, index)
     (draft / DONE).unlink()
     (draft / LISTING).unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -233,7 +266,8 @@ def _decode_batch(
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
-            images[row], bits = decode_with_depth(archives.read(record.location), size, config.crop, config.window)
+            where = record.location
+            images[row], bits = decode_with_depth(archives.read(where), size, config.crop, config.window, where.frame)
             guessed.add(bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"
@@ -274,6 +308,7 @@ def store_index(
         cohorts=listing.cohorts,
         common=listing.common,
         pooled=tuple(record.pooled for record in kept) if any(record.pooled for record in kept) else (),
+        extra={title: tuple(record.extra[place] for record in kept) for place, title in enumerate(listing.columns)},
         facts={**listing.facts, "warnings": warnings, "left_out": left_out},
         checksum=listing.checksum(),
     )

@@ -4,21 +4,31 @@ import io
 import os
 import threading
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.core.errors import UserError
+from equipoise.data import nifti
 from equipoise.data.dicom import Window, is_dicom, windowed
 
+#: files with several images that stay in memory while these are read
+FILES_KEPT = 4
 Crop = Literal["centre", "squash"]
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"}
+
+
+class Frame(NamedTuple):
+    """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane."""
+
+    number: int
+    plane: nifti.Plane = "axial"
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,14 @@ class Location:
     Args:
         stamp: changes when the content does (size and time, or size and checksum in a zip)
         content: the image itself, where its file holds many and is no archive
+        frame: which image of the file, where that holds several
     """
 
     file: Path
     member: str | None = None
     stamp: str = ""
     content: bytes | None = field(default=None, repr=False)
+    frame: Frame | None = None
 
     @property
     def path(self) -> PurePosixPath:
@@ -41,7 +53,8 @@ class Location:
         return PurePosixPath(self.member if self.member is not None else self.file.as_posix())
 
     def __str__(self) -> str:
-        return f"{self.file}" if self.member is None else f"{self.member} in {self.file}"
+        place = f"{self.file}" if self.member is None else f"{self.member} in {self.file}"
+        return place if self.frame is None else f"image {self.frame.number + 1} of {place}"
 
 
 def locate(file: Path) -> Location:
@@ -50,16 +63,20 @@ def locate(file: Path) -> Location:
     return Location(file, stamp=f"{facts.st_size}:{facts.st_mtime_ns}")
 
 
-def walk_images(root: Path, suffixes: Collection[str] = SUFFIXES) -> Iterator[Location]:
+def walk_images(
+    root: Path, suffixes: Collection[str] = SUFFIXES, wanted: Callable[[Path], bool] | None = None
+) -> Iterator[Location]:
     """Every image under `root`, in a fixed order: loose files first, then those in zip files.
 
     Args:
         suffixes: endings of image files, in small letters
+        wanted: which loose files are images; default those with such an ending
     """
     if not root.is_dir():
         raise UserError(f"{root} is not a folder")
     files = _files(root)
-    yield from (locate(path) for path in files if path.suffix.lower() in suffixes)
+    chosen = wanted or (lambda path: path.suffix.lower() in suffixes)
+    yield from (locate(path) for path in files if path.suffix.lower() != ".zip" and chosen(path))
     for path in files:
         if path.suffix.lower() == ".zip":
             yield from _walk_zip(path, suffixes)
@@ -84,7 +101,7 @@ def _walk_zip(path: Path, suffixes: Collection[str]) -> Iterator[Location]:
         raise UserError(f"{path} is not a readable zip file: {error}") from error
     for info in members:
         inside = PurePosixPath(info.filename)
-        if inside.suffix.lower() in suffixes and not inside.name.startswith("."):
+        if inside.name.lower().endswith(tuple(suffixes)) and not inside.name.startswith("."):
             yield Location(path, info.filename, f"{info.file_size}:{info.CRC}")
 
 
@@ -94,6 +111,7 @@ class Archives:
     def __init__(self) -> None:
         self._open: dict[Path, zipfile.ZipFile] = {}
         self._lock = threading.Lock()
+        self._several: dict[tuple[Path, str | None], bytes] = {}
 
     def __enter__(self) -> "Archives":
         return self
@@ -105,7 +123,20 @@ class Archives:
             archive.close()
 
     def read(self, location: Location) -> bytes:
-        """The bytes of an image file."""
+        """The bytes of an image file; the same bytes again for the next image of a file with several."""
+        if location.frame is None:
+            return self._read(location)
+        key = (location.file, location.member)
+        content = self._several.get(key)
+        if content is None:
+            content = self._read(location)
+            with self._lock:
+                while len(self._several) >= FILES_KEPT:
+                    self._several.pop(next(iter(self._several)))
+                self._several[key] = content
+        return content
+
+    def _read(self, location: Location) -> bytes:
         if location.content is not None:
             return location.content
         if location.member is None:
@@ -116,28 +147,31 @@ class Archives:
         return self._open[location.file].read(location.member)
 
 
-def decode(content: bytes, size: int, crop: Crop = "centre", window: Window | None = None) -> np.ndarray:
+def decode(
+    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None, frame: Frame | None = None
+) -> np.ndarray:
     """An image file as uint8 (3, size, size).
 
     Args:
         content: bytes of the file
         crop: "centre" takes the central square, "squash" the whole image; then resized (Lanczos)
-        window: centre and width of the grey levels of a DICOM file; default its own
+        window: centre and width of the grey levels of DICOM and NIfTI; default the file's own
+        frame: which image of a file with several
 
     Raises:
         Exception: of many kinds, as Pillow does, when the file is broken
     """
-    return decode_with_depth(content, size, crop, window)[0]
+    return decode_with_depth(content, size, crop, window, frame)[0]
 
 
 def decode_with_depth(
-    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None
+    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None, frame: Frame | None = None
 ) -> tuple[np.ndarray, int | None]:
     """As `decode`, and the depth in bits that a grey image was taken to have by its brightest pixel.
 
     None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
     """
-    with _opened(content, window) as image:
+    with _opened(content, window, frame) as image:
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
         told = _told_bits(image)
@@ -151,9 +185,13 @@ def decode_with_depth(
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), guessed
 
 
-def _opened(content: bytes, window: Window | None) -> Image.Image:
+def _opened(content: bytes, window: Window | None, frame: Frame | None) -> Image.Image:
     if is_dicom(content):
-        return Image.fromarray(windowed(content, window))
+        return Image.fromarray(windowed(content, window, None if frame is None else frame.number))
+    if nifti.is_nifti(content):
+        if frame is None:
+            raise ValueError("it is a volume, and one slice of it is to be read")
+        return Image.fromarray(nifti.shown(content, frame.plane, frame.number, window))
     if content.startswith(np.lib.format.MAGIC_PREFIX):
         return Image.fromarray(np.load(io.BytesIO(content), allow_pickle=False))
     try:

@@ -14,9 +14,12 @@ import torch
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.core.storage import locked, write_text
+from equipoise.data.duplicates import EqualRows
 
 FORMAT = 1
 IMAGES, INDEX = "images.npy", "index.json"
+#: columns that the first stores did not have
+ADDED_LATER = ("pooled", "extra", "equal")
 #: so many images stand for all of a part where its content is identified
 SAMPLED = 512
 
@@ -32,6 +35,8 @@ class StoreIndex:
         rows: row of each image in the packed file
         cohorts: names of the sites that are unseen cohorts
         common: validation and test parts belong to the federation, not to its sites
+        extra: what else the data set tells of each image, such as age and sex, as text; by title
+        equal: sets of rows with equal images, where these were looked for
         facts: what people may want to know: where the images come from, what was left out
         checksum: of the listing the store was built from
     """
@@ -49,6 +54,8 @@ class StoreIndex:
     cohorts: tuple[str, ...] = ()
     common: bool = False
     pooled: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    equal: EqualRows = ()
     facts: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
 
@@ -107,6 +114,8 @@ class Store:
         columns: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
         }
+        columns["extra"] = {title: tuple(values) for title, values in columns.get("extra", {}).items()}
+        columns["equal"] = tuple(map(tuple, columns.get("equal", ())))
         for key in ("labels", "rows"):
             columns[key] = np.asarray(columns[key], dtype=np.int64)
         return StoreIndex(**columns, facts=facts)
@@ -146,6 +155,9 @@ class Store:
 def write_index(folder: Path, index: StoreIndex) -> None:
     """Write the JSON index of a store, last of all: a folder with an index is complete."""
     content = asdict(index) | {"labels": index.labels.tolist(), "rows": index.rows.tolist(), "format": FORMAT}
+    for name in ADDED_LATER:  # without them, earlier versions can read the store
+        if not content[name]:
+            del content[name]
     write_text(folder / INDEX, json.dumps(content))
 
 

@@ -29,7 +29,7 @@ from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import cautions, check_new, data_told, ineffective, resumed, warned_on_resume
+from equipoise.engine.opening import alone, cautions, check_new, data_told, ineffective, resumed, warned_on_resume
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.selection import Selection
 
@@ -152,6 +152,7 @@ class Run:
         warnings = [
             *self.federation.warnings,
             *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
+            *alone(self.setting, self.method, self.sites),
             *cautions(self.setting, self.method, self.data_told["sites"]),
         ]
         self._tell(

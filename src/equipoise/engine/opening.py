@@ -116,6 +116,17 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
         )
 
 
+def alone(setting: Setting, method: Method, sites: Sequence[str]) -> Iterator[str]:
+    """A warning where a method exchanges models, and there is one site to train on."""
+    config = setting.config
+    exchanges = not method.pooled and any(method.client_class(config).discloses.values())
+    if len(sites) == 1 and exchanges:
+        yield (
+            f"one site trains ({sites[0]}): {config.method} has no other site to exchange with. data.partition and "
+            "data.sites share the images out; a column site, or folders site/class/, tell which hospital has which"
+        )
+
+
 def ineffective(setting: Setting, method: Method, tested: Sequence[str], judged: str) -> Iterator[str]:
     """Warnings about settings that differ from their defaults but do nothing under this method or on this data.
 

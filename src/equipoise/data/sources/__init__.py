@@ -42,6 +42,7 @@ class Record:
         split: part in the authors' split, or "" for none
         clean: part in a given split that keeps groups together, or "" for none
         pooled: part in the authors' split of all images together, where it differs from `split`, that of single sites
+        extra: what else is known of it, one value for each of the listing's `columns`
     """
 
     name: str
@@ -52,6 +53,7 @@ class Record:
     split: str = ""
     clean: str = ""
     pooled: str = ""
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Listing:
         ratios: shares of train, valid and test where a split is drawn here; without valid, none is taken from train
         cohorts: sites that are unseen cohorts
         common: validation and test images belong to the federation, not to its sites
+        columns: titles of what else is known of images, such as age and sex
         facts: what people may want to know about this copy of the data set
     """
 
@@ -71,6 +74,7 @@ class Listing:
     ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
     cohorts: tuple[str, ...] = ()
     common: bool = False
+    columns: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,13 +94,13 @@ class Listing:
     def checksum(self) -> str:
         """Changes when an image, what is said about one, or a warning about them changes."""
         general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
-        if self.common:
-            general += ("common",)
+        general += ("common",) if self.common else ()
+        general += tuple(filter(None, (self.columns, self.facts.get("read_as"))))
         digest = hashlib.sha256(repr(general).encode())
         for r in self.records:
             stamp = r.location.stamp if r.location else ""
-            pooled = (r.pooled,) if r.pooled else ()
-            digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp, *pooled)).encode())
+            more = [value for value in (r.pooled, r.extra) if value]
+            digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp, *more)).encode())
         return digest.hexdigest()
 
 
@@ -105,10 +109,10 @@ def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
     named = Counter(record.name for record in records)
     yield from (name for name, times in named.items() if times > 1)
     resolve = cache(Path.resolve)  # an archive holds many images
-    places: dict[tuple[Path, str | None], list[str]] = {}
+    places: dict[tuple[Any, ...], list[str]] = {}
     for record in records:
         if record.location is not None and named[record.name] == 1:
-            place = (resolve(record.location.file), record.location.member)
+            place = (resolve(record.location.file), record.location.member, record.location.frame)
             places.setdefault(place, []).append(record.name)
     yield from (" = ".join(names) for names in places.values() if len(names) > 1)
 
@@ -159,13 +163,17 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return list(numbered_rows(path, columns).values())
 
 
-def numbered_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[int, dict[str, str]]:
+def numbered_rows(
+    path: Path, columns: Sequence[str], optional: Sequence[str] = (), separators: str = ","
+) -> dict[int, dict[str, str]]:
     """The rows of `read_csv` by the number of their line, counting blank lines and the header.
 
     Args:
         optional: columns that may be there; like `columns`, they must not be there under a similar name
+        separators: characters that may stand between values; the first under which the header has all `columns` does
     """
-    lines = _csv_lines(path)
+    ways = [_csv_lines(path, separator) for separator in separators]
+    lines = next((lines for lines in ways if lines and {*columns} <= {*lines[0][1]}), ways[0])
     if not lines:
         raise UserError(f"{path} is empty; its first line should name the columns {', '.join(columns)}")
     header = lines[0][1]
@@ -179,10 +187,11 @@ def numbered_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = 
     return {number: dict(zip_longest(header, values[: len(header)], fillvalue="")) for number, values in lines[1:]}
 
 
-def _csv_lines(path: Path) -> list[tuple[int, list[str]]]:
+def _csv_lines(path: Path, separator: str) -> list[tuple[int, list[str]]]:
     """The values of every line that is not blank, with the number of the line."""
     try:
-        reader = csv.reader(io.StringIO(as_text(path.read_bytes(), str(path), "utf-8-sig"), newline=""))
+        text = io.StringIO(as_text(path.read_bytes(), str(path), "utf-8-sig"), newline="")
+        reader = csv.reader(text, delimiter=separator)
         return [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
     except (OSError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
@@ -191,7 +200,7 @@ def _csv_lines(path: Path) -> list[tuple[int, list[str]]]:
 def _check_header(path: Path, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> None:
     """Refuse a header without one of `columns`, or with a column that is there twice or under a similar name."""
     for column in (*columns, *optional):
-        similar = [title for title in header if title != column and folded(title) == column]
+        similar = [title for title in header if title != column and folded(title) == folded(column)]
         if similar:
             raise UserError(f"{path}: the column {similar[0]!r} should be called {column!r}")
         if header.count(column) > 1:

@@ -1,80 +1,137 @@
 """A user's own images in a list: `manifest:FILE` is a CSV with path and label, and optionally site, split, group."""
 
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
-from equipoise.data.config import DataConfig
-from equipoise.data.raw import Location, locate
-from equipoise.data.sources import Listing, Record, numbered_rows, refuse_similar
+from equipoise.data.config import ColumnNames, DataConfig
+from equipoise.data.layouts import PARTS, in_order
+from equipoise.data.medical import Found, images_in
+from equipoise.data.raw import Archives, locate
+from equipoise.data.sources import Listing, Record, folded, numbered_rows, refuse_similar
 
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
 SIZE = 128
 PARTITION = "source"
 
-OPTIONAL = ("site", "split", "group")
-PARTS = {
-    "train": "train", "training": "train",
-    "valid": "valid", "val": "valid", "validation": "valid",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+REQUIRED, OPTIONAL = ("path", "label"), ("site", "split", "group")
+SEPARATORS = ",;\t"
+#: titles, without marks between words, of columns that probably hold groups
+GROUPS = {"patient", "patientid", "subject", "subjectid", "lesion", "lesionid"}
+
+Rows = Mapping[int, Mapping[str, str]]
 
 
 def listing(config: DataConfig, root: Path) -> Listing:
     """The images that the file `root` lists, in its order; relative paths start at the file's folder."""
-    numbered = numbered_rows(root, ("path", "label"), OPTIONAL)
+    titles = config.columns.model_dump()
+    required, optional = ([titles[kind] for kind in kinds] for kinds in (REQUIRED, OPTIONAL))
+    numbered = numbered_rows(root, required, optional, SEPARATORS)
     if not numbered:
         raise UserError(f"{root} lists no images")
-    _check_rows(numbered, root, listed=config.classes is not None)
-    rows = list(numbered.values())
-    labels = sorted({row["label"] for row in rows})
-    classes = config.classes or tuple(labels)
-    unknown = [label for label in labels if label not in classes]
-    if unknown:
-        raise UserError(f"{root} has labels that data.classes does not name: {first_few(unknown)}")
-    if len(classes) < 2:
-        raise UserError(f"{root} names one class only ({', '.join(classes)}); a classifier needs two")
-    records = tuple(
-        Record(
-            name=row["path"],
-            location=_find(root.parent / row["path"]),
-            label=classes.index(row["label"]),
-            site=row.get("site") or root.stem,
-            group=row.get("group") or row["path"],
-            split=PARTS[row["split"].lower()] if row.get("split") else "",
+    header = list(next(iter(numbered.values())))
+    _check_titles(root, header, titles)
+    known = {line: {kind: row.get(title, "") for kind, title in titles.items()} for line, row in numbered.items()}
+    _check_rows(known, root, config.classes is not None)
+    classes, labels = _labels(root, [row["label"] for row in known.values()], config.classes)
+    others = tuple(title for title in header if title and title not in titles.values())
+    absent = ("",) * len(config.header)
+    with Archives() as archives:
+        records = tuple(
+            Record(
+                name=f"{row['path']}{found.suffix if found else ''}",
+                location=found.location if found else None,
+                label=labels[row["label"]],
+                site=row["site"] or root.stem,
+                group=row["group"] or (found.group if found else "") or row["path"],
+                split=PARTS[row["split"].lower()] if row["split"] else "",
+                extra=(*(numbered[line][title] for title in others), *(found.header if found else absent)),
+            )
+            for line, row in known.items()
+            for found in _find(config, root.parent, row["path"], archives)
         )
-        for row in rows
-    )
-    return Listing(config.name, classes, records, facts={"warnings": _unused_columns(list(rows[0]))})
+    sites = {record.site for record in records}
+    kept = f"; kept for sub-groups: {', '.join(others)}" if others else ""
+    facts = {
+        "warnings": [*_of_sites(header, titles, others), *_of_groups(header, titles, others)],
+        "read_as": f"the list names {len(records)} images, {len(classes)} classes, {len(sites)} sites{kept}",
+    }
+    return Listing(config.name, classes, records, columns=(*others, *config.header), facts=facts)
 
 
-def _check_rows(rows: dict[int, dict[str, str]], root: Path, listed: bool) -> None:
+def _check_titles(root: Path, header: list[str], titles: Mapping[str, str]) -> None:
+    """Refuse a title that the user gave and the list lacks."""
+    for kind, title in titles.items():
+        if title not in header and title != getattr(ColumnNames(), kind):
+            raise UserError(
+                f"{root} has no column {title}, which data.columns.{kind} names; it has {', '.join(header)}"
+            )
+
+
+def _check_rows(rows: Rows, root: Path, listed: bool) -> None:
     """Name the first line that cannot be used, or the first two whose labels (unless they are `listed` in the config)
     or sites are suspiciously alike."""
-    given, placed = (any(row.get(column) for row in rows.values()) for column in ("split", "site"))
+    given, placed = (any(row[column] for row in rows.values()) for column in ("split", "site"))
     for line, row in rows.items():
         if not row["path"] or not row["label"]:
             raise UserError(f"{root}, line {line}: path or label is empty")
-        if placed and not row.get("site"):
+        if placed and not row["site"]:
             raise UserError(f"{root}, line {line}: site is empty, though other lines name theirs")
-        split = row.get("split", "").lower()
+        split = row["split"].lower()
         if given and split not in PARTS:
             what = f"unknown split {split!r}" if split else "split is empty, though other lines name theirs"
             raise UserError(f"{root}, line {line}: {what}; use train, valid or test")
     for column, what in (("site", "sites"),) if listed else (("label", "classes"), ("site", "sites")):
         places: dict[str, str] = {}
         for line, row in rows.items():
-            places.setdefault(row.get(column, ""), f"line {line}")
+            places.setdefault(row[column], f"line {line}")
         refuse_similar(root, what, places)
 
 
-def _unused_columns(header: list[str]) -> list[str]:
-    """A warning where columns have no meaning here: one may be meant for another."""
-    unused = [title for title in header if title and title not in ("path", "label", *OPTIONAL)]
-    if not unused:
+def _labels(root: Path, given: list[str], listed: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The classes, and the number of each label. Labels may be the numbers of classes that the config lists."""
+    labels = in_order(given)
+    classes = listed or tuple(labels)
+    unknown = [label for label in labels if label not in classes]
+    if unknown and listed and all(label.isdecimal() for label in labels):
+        largest = max(map(int, labels))
+        if largest >= len(classes):
+            raise UserError(
+                f"{root} has labels up to {largest}, but data.classes names {len(classes)} classes, 0 to "
+                f"{len(classes) - 1}"
+            )
+        return classes, {label: int(label) for label in labels}
+    if unknown:
+        raise UserError(f"{root} has labels that data.classes does not name: {first_few(unknown)}")
+    if len(classes) < 2:
+        raise UserError(f"{root} names one class only ({', '.join(classes)}); a classifier needs two")
+    return classes, {name: number for number, name in enumerate(classes)}
+
+
+def _of_sites(header: list[str], titles: Mapping[str, str], others: tuple[str, ...]) -> list[str]:
+    """A warning where no column tells sites, though one may be meant for it."""
+    if titles["site"] in header or not others:
         return []
-    sites = "" if "site" in header else "; without a column site, all images are one site"
-    return [f"columns of the manifest that are not used: {first_few(unused)}{sites}"]
+    return [
+        f"all images are at one site, for the manifest has no column {titles['site']}; if one of {first_few(others)} "
+        "tells the site, name it: --column site=TITLE (data.columns.site)"
+    ]
 
 
-def _find(path: Path) -> Location | None:
-    return locate(path) if path.is_file() else None
+def _of_groups(header: list[str], titles: Mapping[str, str], others: tuple[str, ...]) -> list[str]:
+    """A warning where a column looks like groups, but none is used."""
+    alike = [title for title in others if "".join(filter(str.isalpha, folded(title))) in GROUPS]
+    if titles["group"] in header or not alike:
+        return []
+    return [
+        f"the column {alike[0]} is not used as group, so that its images may lie in several parts; --column "
+        f"group={alike[0]} (data.columns.group) keeps them together"
+    ]
+
+
+def _find(config: DataConfig, folder: Path, path: str, archives: Archives) -> Iterable[Found | None]:
+    """The images in the file of a path, or None; a path that was written on Windows has other marks in it."""
+    tries = [folder / path] if os.sep == "\\" else [folder / path, folder / path.replace("\\", "/")]
+    file = next((file for file in tries if file.is_file()), None)
+    return [None] if file is None else images_in(locate(file), archives, config)
