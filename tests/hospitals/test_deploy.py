@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,14 +34,15 @@ from equipoise.hospitals import coordinator as server_module
 from equipoise.hospitals.coordinator import check_server, conduct, running_superlink
 from equipoise.hospitals.deployment_files import ServerFile, SiteFile, check_security, on_loopback
 from equipoise.hospitals.descriptions import describe
-from equipoise.hospitals.flower_api import Link, public_key_bytes
+from equipoise.hospitals.links import Link, SuperLink
 from equipoise.hospitals.node import _BriefSleeps
 from equipoise.hospitals.parcels import prepare, seal
 from equipoise.hospitals.pilot import check_running, files_of, lay_out, make_certificates
 from equipoise.hospitals.policy import OPTIONAL, check_words, policy_for
 from equipoise.hospitals.post import GridPost, Unreachable
 from equipoise.hospitals.processes import Child, free_port, interrupted_by_end_of
-from equipoise.hospitals.site import check_connection, check_name, check_site
+from equipoise.hospitals.security import node_keys
+from equipoise.hospitals.site import check_connection, check_site
 from equipoise.methods import get_method, method_names
 from harness import tiny_config, tiny_federation
 
@@ -56,10 +58,10 @@ def test_certificates_vouch_for_the_server_and_private_files_are_private(tmp_pat
     private = [tmp_path / "ca.key", server.parent / "server.key", *(f.parent / "node.key" for f in files.values())]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private)
     known = ServerFile.read(server)
-    assert {site: public_key_bytes(path) for site, path in known.sites.items()} == {
-        site: public_key_bytes(path.parent / "node.pub") for site, path in files.items()
+    assert {site: node_keys(path) for site, path in known.sites.items()} == {
+        site: node_keys(path.parent / "node.pub") for site, path in files.items()
     }
-    assert len({public_key_bytes(path) for path in known.sites.values()}) == 2
+    assert len({key for path in known.sites.values() for key in node_keys(path)}) == 2
 
 
 def test_a_second_consortium_does_not_overwrite_the_first(tmp_path):
@@ -238,29 +240,6 @@ def test_a_port_that_cannot_be_is_refused_with_its_key(server_file, site_file, k
         kind.read(file)
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """Names that a SuperLink has for public keys."""
-    names: dict[bytes, str] = {}
-
-    def listed(request):
-        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, name=n) for k, n in names.items()])
-
-    monkeypatch.setattr(Link, "control", lambda self: SimpleNamespace(ListNodes=listed, close=lambda: None))
-    return names
-
-
-def test_a_name_that_is_not_this_keys_is_refused_with_both(site_file, registered):
-    settings = SiteFile.read(site_file)
-    own = public_key_bytes(site_file.parent / "node.pub")
-    check_name(settings)  # a key without a name is for the server to judge
-    registered[own] = "site 1"
-    check_name(settings)
-    registered[own] = "hospital a"
-    with pytest.raises(UserError, match="name = 'site 1', but the server knows this site's key as 'hospital a'"):
-        check_name(settings)
-
-
 class RestartedSite:
     """A post at which site b, just restarted, cannot be reached at first."""
 
@@ -362,8 +341,9 @@ def test_a_loss_that_no_site_tells_is_said_to_be_untold():
 
 def test_central_learning_is_refused_between_hospitals(tmp_path):
     server, _ = make_certificates(tmp_path, "127.0.0.1:8443", ["localhost"], ["a"])
+    nowhere = Link("127.0.0.1:1")
     with pytest.raises(UserError, match="needs all images in one place"):
-        conduct(tiny_config("central"), ServerFile.read(server), tmp_path / "run", Link("127.0.0.1:1"))
+        conduct(tiny_config("central"), ServerFile.read(server), tmp_path / "run", SuperLink(nowhere, nowhere))
 
 
 def test_a_server_does_not_start_without_the_keys_of_its_sites(tmp_path):
@@ -385,7 +365,7 @@ def test_a_run_with_hospitals_is_not_called_after_the_phantom(server_file, tmp_p
     seen = []
     monkeypatch.setattr(cli, "_conduct", lambda config, *_: seen.append(config))
     monkeypatch.setattr(cli, "_report", lambda folder: None)
-    monkeypatch.setattr(server, "start_superlink", lambda *_: Child([sys.executable, "-c", WAITS], tmp_path / "log"))
+    monkeypatch.setattr(server, "started_superlink", lambda _: Child([sys.executable, "-c", WAITS], tmp_path / "log"))
     monkeypatch.setattr(server, "wait_until_healthy", lambda *_: None)
     monkeypatch.setattr(server, "register_nodes", lambda *_: None)
     for more in ([], ["--set", "data.name='ham10000'"]):
@@ -474,9 +454,13 @@ def test_pieces_that_keep_coming_are_waited_for(monkeypatch):
     assert time.monotonic() - began > brisk.STALLED
 
 
-def test_every_place_where_flower_waits_for_bytes_is_quickened():
-    for module in (flower_api.http_grid, flower_api.inflatable_utils):
-        assert module.pull_objects is brisk.pull_objects
+def test_flower_is_changed_by_the_processes_that_serve_and_not_by_imports():
+    asks = (
+        "import equipoise.cli.app, equipoise.hospitals.coordinator, equipoise.hospitals.site; from equipoise.hospitals"
+    )
+    asks += " import brisk, flower_api; print(flower_api.http_grid.pull_objects is brisk.pull_objects)"
+    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
     with pytest.raises(ImportError, match=r"1\.41"):
         brisk.quicken(SimpleNamespace(__name__="flwr.other"))
 

@@ -16,6 +16,9 @@ from equipoise.core.errors import UserError, install
 console = Console()
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
 Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
+KeepUpdates = Annotated[
+    bool, typer.Option("--keep-updates", help="keep every site's replies in the run's folder, under journal/")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
 
 
@@ -61,6 +64,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
     """Run a config with the hospitals that a file names, and write the report."""
@@ -74,14 +78,20 @@ def server(
     check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
-    with running_superlink(known, insecure) as link:
-        _say(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}")
-        _conduct(config, known, folder, link, resume)
+    with running_superlink(known, insecure) as superlink:
+        _say(f"SuperLink at {superlink.public.url}; waiting for {', '.join(known.sites)}")
+        _conduct(config, known, folder, superlink, resume, keep_updates)
     _report(folder)
 
 
 def _conduct(
-    config: Any, known: Any, folder: Path, link: Any, resume: bool, while_waiting: Callable[[], None] = lambda: None
+    config: Any,
+    known: Any,
+    folder: Path,
+    superlink: Any,
+    resume: bool,
+    keep_updates: bool,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> None:
     from equipoise.cli.progress import ProgressDisplay
     from equipoise.hospitals.coordinator import conduct
@@ -92,7 +102,7 @@ def _conduct(
             _say(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}")
 
     with Display(console, config.train.rounds, config.run_name) as display:
-        conduct(config, known, folder, link, resume, [display], while_waiting)
+        conduct(config, known, folder, superlink, resume, [display], while_waiting, keep_updates)
 
 
 def _report(folder: Path) -> None:
@@ -124,8 +134,9 @@ def site(
     check_connection(known, insecure, wait)
     _say(f"the SuperLink at {known.superlink} answers")
     if check:
-        check_admission(known, insecure)
-        _say("and lets this site in" + ("; its name is checked when a run starts" if insecure else ""))
+        if not insecure:
+            check_admission(known)
+        _say("its name is checked when a run starts" if insecure else "and lets this site in")
     else:
         serve(known, insecure, federation)
 
@@ -157,6 +168,7 @@ def pilot(
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
     """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
@@ -177,9 +189,9 @@ def pilot(
         config = _config(source, settings, data=given(name=data, **number), **asked)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
-    with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:
-        _say(f"SuperLink at {link.url}; {len(files)} sites start")
-        _conduct(config, known, out, link, resume, lambda: check_running(children))
+    with running_superlink(known, insecure) as superlink, running_sites(files, insecure) as children:
+        _say(f"SuperLink at {superlink.public.url}; {len(files)} sites start")
+        _conduct(config, known, out, superlink, resume, keep_updates, lambda: check_running(children))
     _report(out)
 
 
