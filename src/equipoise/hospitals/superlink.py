@@ -14,6 +14,7 @@ import hmac
 import importlib
 import json
 import logging
+import os
 import resource
 import signal
 import ssl
@@ -183,6 +184,7 @@ def main() -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each request that is none
     # uvicorn raises the signal that ended it once more, and the database is still to be deleted.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    os.umask(0o077)  # the database holds hospitals' updates
     settings = SuperLinkSettings.read(Path(sys.argv[1]))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
