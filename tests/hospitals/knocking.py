@@ -14,10 +14,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from equipoise.hospitals.links import Link
 
@@ -132,3 +143,22 @@ def is_cut(line: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def push_reply(caller: Caller, node: int, reply: Message, run_id: int) -> None:
+    """Push a reply by the caller's node, as a SuperNode pushes its own, whoever the reply says it is from."""
+    assert caller.key is not None and caller.link.ca is not None
+    signed = NodeAuthHttpInterceptor(caller.key, caller.key.public_key())
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    sender, ca = Node(node_id=node), caller.link.ca.read_bytes()
+    with FleetHttpClient.from_server_address(caller.link.address, False, ca, [version, signed]) as client:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        told = client.PushMessages(
+            PushMessagesRequest(
+                node=sender,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+            )
+        )
+        push = make_push_object_fn_protobuf(client.PushObject, sender, run_id, told.session_id)
+        push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(told.objects_to_push))

@@ -7,7 +7,7 @@ import json
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ pytest.importorskip("flwr")
 from consortium import wait_for
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.routing import iter_route_contexts
+from flwr.app import Message
+from flwr.common.constant import HEARTBEAT_MAX_INTERVAL
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
@@ -34,11 +36,13 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
+from flwr.serverapp import Grid
 from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from knocking import Answer, Caller, head, is_cut, raw_connection
+from knocking import Answer, Caller, head, is_cut, push_reply, raw_connection
 
+from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.hospitals import links
 from equipoise.hospitals.connections import Limits
@@ -47,9 +51,13 @@ from equipoise.hospitals.deployment_files import ServerFile, SiteFile
 from equipoise.hospitals.door import ACTIVATE, AT_A_TIME, FLEET, FRESH_SECONDS, LARGEST_BODY, NAME, WRONG_CLOCK
 from equipoise.hospitals.flower_api import server_grid
 from equipoise.hospitals.links import SuperLink
+from equipoise.hospitals.parcels import prepare, seal
 from equipoise.hospitals.pilot import make_certificates
+from equipoise.hospitals.post import GridPost
 from equipoise.hospitals.processes import free_port
-from equipoise.hospitals.security import keep_private, new_key_pair, private_key
+from equipoise.hospitals.records import from_records, to_records
+from equipoise.hospitals.security import keep_private, new_key_pair, node_keys, private_key, reply_signer
+from equipoise.hospitals.security import signer as coordinators
 from equipoise.hospitals.site import check_admission
 from equipoise.hospitals.superlink import SuperLinkSettings, flowers_app, fresh_database
 
@@ -67,7 +75,14 @@ class Place:
     server: Path
     files: dict[str, Path]
     superlink: SuperLink
-    run_id: int = 0
+    grid: Grid | None = None
+    nodes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> int:
+        """The run that the SuperLink is in the middle of."""
+        assert self.grid is not None
+        return self.grid.run.run_id
 
     def caller(self, site: str | None = None) -> Caller:
         """The owner of a site's key, or somebody without any."""
@@ -76,12 +91,15 @@ class Place:
 
     def node(self, site: str) -> int:
         """The number that Flower gave a site's node, which the member's own key may ask for."""
-        caller = self.caller(site)
-        assert caller.key is not None
-        request = ActivateNodeRequest(public_key=public_key_to_bytes(caller.key.public_key()), heartbeat_interval=30.0)
-        answer = caller.ask("POST", "/v1/fleet/activate-node", request.SerializeToString())
-        assert answer.status == 200
-        return ActivateNodeResponse.FromString(answer.body).node_id
+        if site not in self.nodes:
+            caller = self.caller(site)
+            assert caller.key is not None
+            key = public_key_to_bytes(caller.key.public_key())
+            request = ActivateNodeRequest(public_key=key, heartbeat_interval=HEARTBEAT_MAX_INTERVAL)
+            answer = caller.ask("POST", ACTIVATE, request.SerializeToString())
+            assert answer.status == 200
+            self.nodes[site] = ActivateNodeResponse.FromString(answer.body).node_id
+        return self.nodes[site]
 
     def known(self) -> tuple[set[tuple[str, int, str]], set[tuple[int, str]]]:
         """All nodes and runs, as the server itself sees them."""
@@ -99,11 +117,8 @@ def place(tmp_path_factory) -> Iterator[Place]:
     """A SuperLink with two sites' keys, that is in the middle of a run."""
     folder = tmp_path_factory.mktemp("door") / "consortium"
     server, files = make_certificates(folder, f"127.0.0.1:{free_port()}", ["localhost"], SITES)
-    with running_superlink(ServerFile.read(server), False, LIMITS) as superlink:
-        found = Place(server, files, superlink)
-        with server_grid(superlink.private) as grid:
-            found.run_id = grid.run.run_id
-            yield found
+    with running_superlink(ServerFile.read(server), False, LIMITS) as superlink, server_grid(superlink.private) as grid:
+        yield Place(server, files, superlink, grid)
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +279,47 @@ def test_a_site_is_told_in_words_why_it_is_not_let_in(place, monkeypatch):
     new_key_pair(key.with_name("new.key"), key.with_name("new.pub"))
     with pytest.raises(UserError, match="does not know this site's key; ask the coordinator"):
         check_admission(settings.model_copy(update={"key": key.with_name("new.key")}))
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signer", "again", "told"),
+    [
+        ("hospital b", False, None),
+        ("hospital a", False, "not signed with the site's key"),
+        (None, False, "not signed with the site's key"),
+        ("hospital b", True, "not signed with the site's key"),
+    ],
+    ids=["its own", "a member's", "nobody's", "an earlier one"],
+)
+def test_no_member_speaks_in_another_sites_name(place, signer, again, told):
+    """Flower lets a member push a reply that says it is from another node; such a reply is not believed."""
+    sign = reply_signer(place.files[signer].parent / "node.key") if signer else lambda reply, question: reply
+    member, node, answered = place.caller("hospital a"), place.node("hospital a"), []
+    place.node("hospital b")
+
+    class Forging:
+        """The grid, and a member who answers all that is asked of hospital b."""
+
+        get_nodes, pull_messages = place.grid.get_nodes, place.grid.pull_messages
+
+        def push_messages(self, messages):
+            numbers = place.grid.push_messages(messages)
+            if not (again and answered):
+                answered.append(sign(seal(prepare({}), text="forged"), from_records(messages[0].content)))
+            push_reply(member, node, Message(to_records(answered[-1]), reply_to=messages[0]), place.run_id)
+            return numbers
+
+    keys = {site: node_keys(path) for site, path in ServerFile.read(place.server).sites.items()}
+    post = GridPost(Forging(), keys, coordinators(place.server.parent / "coordinator.key"))
+    asked = [("hospital b", seal(prepare({}), action="train"))]
+    for reply in [post.exchange(asked, LONG)[0] for _ in range(1 + again)][-1:]:
+        if told is None:
+            assert reply.header["text"] == "forged"
+        else:
+            assert isinstance(reply, SiteFailure) and told in str(reply)
 
 
 # ---- sizes, times, numbers -------------------------------------------------------------------------------------
