@@ -520,7 +520,6 @@ def test_a_site_that_dawdles_until_the_end_does_not_cost_the_others_their_replie
 def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_ever(monkeypatch):
     pushed = []
     monkeypatch.setattr(flower_api, "HeartbeatSender", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(flower_api, "make_task_heartbeat_fn_http", lambda client: None)
     monkeypatch.setattr(Link, "runtime", lambda self, token=None: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(flower_api, "pull_task_input", lambda client: ("message", None, None, None))
     monkeypatch.setattr(flower_api, "push_message", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))

@@ -415,6 +415,17 @@ def test_a_site_can_be_taken_out_and_put_back_and_no_database_outlives_its_super
         assert {path.name for path in whole.state.iterdir()} <= {"superlink.log", ".lock"}
 
 
+def test_a_run_that_is_stopped_at_the_superlink_says_who_could_stop_it(tmp_path):
+    server, _ = make_certificates(tmp_path / "c", f"127.0.0.1:{free_port()}", ["localhost"], SITES)
+    told = pytest.raises(UserError, match=r"stopped at the SuperLink, through its Control API, .* knows the token")
+    with running_superlink(ServerFile.read(server), False) as superlink, told, server_grid(superlink.private) as grid:
+        control = superlink.private.control()
+        assert control.StopRun(StopRunRequest(run_id=grid.run.run_id)).success
+        control.close()
+        while True:
+            grid.get_nodes()
+
+
 def mode(path: Path) -> int:
     """What a file's owner and others may do."""
     return stat.S_IMODE(path.stat().st_mode)

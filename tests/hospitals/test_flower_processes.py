@@ -132,36 +132,61 @@ def test_garbage_and_nan_are_refused_and_the_site_may_go_on(consortium, tmp_path
     assert "cannot be read" in missing[0]["site 3"] and "NaN" in missing[1]["site 3"]
 
 
-def crash(consortium: Consortium, folder: Path, journaled: str) -> None:
-    """Start a server, and kill it -9 as soon as all sites' replies to one message are journaled."""
+def stop(consortium: Consortium, folder: Path, journaled: str, number: signal.Signals) -> Child:
+    """Start a server, and send it a signal as soon as all sites' replies to one message are journaled."""
 
     def all_there() -> bool:
         return len(list((folder / "journal").glob(f"{journaled}-*.json"))) == len(consortium.files)
 
     with start_server(consortium, folder, "fediic", *BRIEF) as server:
         wait_for(all_there, LONG, f"the exchange {journaled}")
-        os.kill(server.process.pid, signal.SIGKILL)
+        os.kill(server.process.pid, number)
+        finish(server, LONG)
+    return server
 
 
 @slow
 @pytest.mark.parametrize(
-    "journaled",
+    ("journaled", "number", "status"),
     [
-        pytest.param("00001-0-0", id="between the two exchanges of a round"),
-        pytest.param("00002-0-1", id="after train"),
+        pytest.param("00001-0-0", signal.SIGKILL, -9, id="killed between the two exchanges of a round"),
+        pytest.param("00002-0-1", signal.SIGKILL, -9, id="killed after train"),
+        pytest.param("00001-0-1", signal.SIGTERM, 143, id="stopped after train"),
     ],
 )
-def test_a_killed_server_resumes_with_the_same_bits(tmp_path, journaled):
+def test_a_stopped_server_resumes_with_the_same_bits(tmp_path, journaled, number, status):
     laid_out = lay_out_consortium(tmp_path / "consortium", "fediic")
-    folder = tmp_path / "run"
+    folder, state = tmp_path / "run", laid_out.settings.state
     with running_sites(laid_out):  # the server brings its own SuperLink
-        crash(laid_out, folder, journaled)
+        assert stop(laid_out, folder, journaled, number).process.returncode == status
         assert not (folder / "models").exists()
+        wait_for(lambda: not list(state.glob("superlink.db*")), LONG, "the end of the SuperLink and its database")
         with start_server(laid_out, folder, "fediic", *BRIEF, resume=True) as server:
             assert finish(server, LONG) == 0, server.tail(30)
     local = run_tiny(tmp_path / "local", "fediic", *BRIEF)
     assert_same_bits(server_state(local), server_state(folder))
     assert (folder / "report.html").exists()
+    states = [file.parent / "state" for file in laid_out.files.values()]
+    assert not [path for top in (folder, state, *states) for path in (top, *top.rglob("*")) if exposed(path)]
+    assert not any(map(exposed, (tmp_path / "consortium").rglob("*.key")))
+
+
+def exposed(path: Path) -> bool:
+    """Whether other accounts can read a file, or look into a folder."""
+    return bool(path.stat().st_mode & 0o077)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
+)
+def test_a_stopped_server_names_who_stopped_it(tmp_path, number, status, told):
+    laid_out = lay_out_consortium(tmp_path / "consortium", "fedavg")
+    with start_server(laid_out, tmp_path / "run", "fedavg", *BRIEF) as server:
+        wait_for(lambda: "connected: nobody" in server.said(), LONG, "the wait for sites")
+        os.kill(server.process.pid, number)
+        assert finish(server, LONG) == status, server.tail(30)
+    assert f"{told}" in server.said() and "--resume goes on after the last complete round" in server.said()
 
 
 @slow

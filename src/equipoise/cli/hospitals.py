@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,16 +23,27 @@ KeepUpdates = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
 
 
+GO_ON = "the same command with --resume goes on after the last complete round"
+COME_BACK = "the same command lets this site take part again, and in the same run where it left off"
+
+
 def _prepare() -> None:
-    """Flower must be there, and whoever ends this process ends Flower's processes with it."""
+    """Flower must be there, whoever ends this process ends Flower's with it, and nobody else reads what it writes."""
     try:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError(f"this command needs Flower: {install('flower')}") from None
-    from equipoise.hospitals.processes import end_orderly_on_termination, spare_loopback_the_proxy
+    from equipoise.hospitals.processes import spare_loopback_the_proxy
+    from equipoise.hospitals.stops import end_orderly_on_termination
 
     end_orderly_on_termination()
     spare_loopback_the_proxy()
+    os.umask(0o077)
+
+
+def _tell_stop(text: str) -> None:
+    """A line for whoever stopped a command; the log of a service has it, too."""
+    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:
@@ -72,13 +84,14 @@ def server(
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import check_config, running_superlink
     from equipoise.hospitals.deployment_files import ServerFile
+    from equipoise.hospitals.stops import stops_told
 
     known = ServerFile.read(file)
     config = _named(_config(source, settings, method=method, seed=seed, train=given(rounds=rounds)))
     check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
-    with running_superlink(known, insecure) as superlink:
+    with stops_told(_tell_stop, GO_ON), running_superlink(known, insecure) as superlink:
         _say(f"SuperLink at {superlink.public.url}; waiting for {', '.join(known.sites)}")
         _conduct(config, known, folder, superlink, resume, keep_updates)
     _report(folder)
@@ -122,6 +135,7 @@ def site(
     from equipoise.hospitals.deployment_files import SiteFile
     from equipoise.hospitals.descriptions import describe
     from equipoise.hospitals.site import check_admission, check_connection, check_site, serve
+    from equipoise.hospitals.stops import stops_told
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     known = SiteFile.read(file)
@@ -138,7 +152,8 @@ def site(
             check_admission(known)
         _say("its name is checked when a run starts" if insecure else "and lets this site in")
     else:
-        serve(known, insecure, federation)
+        with stops_told(_tell_stop, COME_BACK):
+            serve(known, insecure, federation)
 
 
 def certificates(
@@ -177,6 +192,7 @@ def pilot(
     from equipoise.hospitals.coordinator import running_superlink
     from equipoise.hospitals.deployment_files import ServerFile
     from equipoise.hospitals.pilot import check_running, files_of, lay_out, running_sites
+    from equipoise.hospitals.stops import stops_told
 
     refuse_foreign(out)
     known_files = (out / "pilot").exists()
@@ -189,7 +205,11 @@ def pilot(
         config = _config(source, settings, data=given(name=data, **number), **asked)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
-    with running_superlink(known, insecure) as superlink, running_sites(files, insecure) as children:
+    with (
+        stops_told(_tell_stop, GO_ON),
+        running_superlink(known, insecure) as superlink,
+        running_sites(files, insecure) as children,
+    ):
         _say(f"SuperLink at {superlink.public.url}; {len(files)} sites start")
         _conduct(config, known, out, superlink, resume, keep_updates, lambda: check_running(children))
     _report(out)

@@ -20,13 +20,14 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import Status, SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid, http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -78,7 +79,7 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
     token = _acquire(link, TaskType.SERVER_APP, started.run_id, patience)
     client = link.runtime(token)
     grid = HttpGrid(link.address, link.insecure, link.certificates(), token=token)
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat = HeartbeatSender(_beat(client))
     heartbeat.start()
     context: Context | None = None
     status, details = SubStatus.FAILED, "the server stopped"
@@ -93,7 +94,7 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
         status, details = SubStatus.COMPLETED, ""
     except RunNotRunningException:
         raise UserError(STOPPED) from None
-    except KeyboardInterrupt:  # by Ctrl-C, or by Flower's threads, which find that the run is over
+    except KeyboardInterrupt:  # by Ctrl-C, or by Flower itself, which finds that the run is over
         if _is_over(link, started.run_id):
             raise UserError(STOPPED) from None
         raise
@@ -104,6 +105,19 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
             push_task_output(client, context, status, details)
         grid.close()
         client.close()
+
+
+def _beat(client: RuntimeHttpClient) -> Callable[[], bool]:
+    """Tells that a task is being worked on. Flower's own would interrupt the whole process where the task is over."""
+
+    def beat() -> bool:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    return beat
 
 
 def _is_over(link: Link, run_id: int) -> bool:
@@ -162,7 +176,7 @@ def _serve_one(link: Link, token: str, handle: Callable[[Message], Message]) -> 
     """Work on one task. When that fails, its heartbeat stops: the SuperNode then tells the server within a minute. Told
     that the task has failed, it would wait for a reply for ever."""
     client = link.runtime(token)
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat = HeartbeatSender(_beat(client))
     heartbeat.start()
     marks = [time.perf_counter()]
     try:

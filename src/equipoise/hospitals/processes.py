@@ -102,11 +102,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def end_orderly_on_termination() -> None:
-    """Make SIGTERM unwind our blocks, so that the processes they hold are ended too."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
 def spare_loopback_the_proxy() -> None:
     """Connections to this machine never go through a hospital's proxy."""
     for name in ("NO_PROXY", "no_proxy"):
