@@ -56,6 +56,8 @@ def test_weights_are_those_of_the_local_engine(consortium, tmp_path, method):
     assert_same_bits(server_state(local), server_state(apart))
     assert_same_bits(site_states(local), kept_at_sites(consortium, apart))
     assert not list((apart / "models").glob("personal/*"))  # personal models stay with their sites
+    states = [file.parent / "state" for file in consortium.files.values()]
+    assert not [path for state in states for path in (state, *state.rglob("*")) if exposed(path)]
 
 
 def test_an_unregistered_key_is_refused_in_words(consortium, tmp_path):

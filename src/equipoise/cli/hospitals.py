@@ -1,4 +1,4 @@
-"""The commands of a deployment: `equipoise server | site | certificates | pilot`. They need the extra `flower`."""
+"""The commands of a deployment: `equipoise server | site | certificates | renew | pilot`. They need Flower."""
 
 from __future__ import annotations
 
@@ -174,6 +174,20 @@ def certificates(
     _say(f"keep {out / 'ca.key'} offline")
 
 
+def renew(
+    file: Annotated[Path, typer.Argument(metavar="SERVER.toml|SITE.toml", help="whose key or certificate it is")],
+    what: Annotated[str, typer.Argument(help="server: ca, certificate or coordinator; site: key")],
+    authority: Annotated[Path | None, typer.Option(help="the CA's key, ca.key; for ca and certificate")] = None,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="how long a new certificate is valid")] = 365,
+) -> None:
+    """Make a new key or certificate in place of an old one, and say who needs it."""
+    _prepare()
+    from equipoise.hospitals.renewal import renew as renewed
+
+    for line in renewed(file, what, authority, days):
+        _say(line)
+
+
 def pilot(
     source: Source = None,
     sites: Annotated[int | None, typer.Option(min=1, help="how many, for the phantom and drawn partitions")] = None,
@@ -217,5 +231,5 @@ def pilot(
 
 def mount(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (server, site, certificates, pilot):
+    for command in (server, site, certificates, renew, pilot):
         app.command()(command)

@@ -23,6 +23,7 @@ from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.runs import with_net
+from equipoise.hospitals.authority import check_authority, check_server_certificate
 from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.deployment_files import ServerFile, check_security, split_address
 from equipoise.hospitals.descriptions import agreed_federation, digests, hosts, read_description, training_images
@@ -40,7 +41,7 @@ from equipoise.hospitals.processes import (
     wait_until_healthy,
 )
 from equipoise.hospitals.replies import words_of
-from equipoise.hospitals.security import check_authority, check_server_certificate, keep_private, node_keys, signer
+from equipoise.hospitals.security import keep_private, node_keys, signer
 from equipoise.hospitals.superlink import SuperLinkSettings
 from equipoise.methods import get_method
 

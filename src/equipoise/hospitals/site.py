@@ -16,6 +16,7 @@ from equipoise.core.errors import UserError
 from equipoise.data import load_federation
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.runs import choose_device
+from equipoise.hospitals.authority import check_authority
 from equipoise.hospitals.deployment_files import SiteFile, check_security
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.flower_api import serve_tasks
@@ -26,7 +27,6 @@ from equipoise.hospitals.policy import check_words
 from equipoise.hospitals.processes import free_port, start_supernode
 from equipoise.hospitals.records import from_records, to_records
 from equipoise.hospitals.security import (
-    check_authority,
     keep_private,
     private_key,
     public_keys,
