@@ -24,6 +24,7 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/audit.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
