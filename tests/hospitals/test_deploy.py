@@ -14,11 +14,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from flwr.app import Array, ArrayRecord
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from PIL import Image
 from rich.console import Console
@@ -36,11 +38,12 @@ from equipoise.hospitals.deployment_files import ServerFile, SiteFile, check_sec
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.links import Link, SuperLink
 from equipoise.hospitals.node import _BriefSleeps
-from equipoise.hospitals.parcels import prepare, seal
+from equipoise.hospitals.parcels import UnreadableParcel, prepare, seal
 from equipoise.hospitals.pilot import check_running, files_of, lay_out, make_certificates
 from equipoise.hospitals.policy import OPTIONAL, check_words, policy_for
 from equipoise.hospitals.post import GridPost, Unreachable
 from equipoise.hospitals.processes import Child, free_port, interrupted_by_end_of
+from equipoise.hospitals.records import from_records, to_records
 from equipoise.hospitals.security import node_keys
 from equipoise.hospitals.site import check_connection, check_site
 from equipoise.methods import get_method, method_names
@@ -527,6 +530,39 @@ def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_eve
     with pytest.raises(RuntimeError):
         flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: message)
     assert pushed == []
+
+
+def test_code_that_comes_along_with_a_message_is_not_looked_at(monkeypatch):
+    class Code:
+        def __getattribute__(self, name):
+            raise AssertionError(f"{name} of the code was read")
+
+    done = []
+    monkeypatch.setattr(flower_api, "HeartbeatSender", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(Link, "runtime", lambda self, token=None: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(flower_api, "pull_task_input", lambda client: ("message", None, Code(), Code()))
+    monkeypatch.setattr(flower_api, "push_message", lambda client, reply, context: done.append(reply))
+    monkeypatch.setattr(flower_api, "push_task_output", lambda *_: None)
+    flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: f"answer to {message}")
+    assert done == ["answer to message"]
+
+
+def test_a_pickle_on_the_wire_is_not_opened(tmp_path):
+    class Opened:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "opened",)
+
+    def carrying(content: np.ndarray):
+        records, numbers = to_records(seal(prepare({}))), io.BytesIO()
+        np.save(numbers, content, allow_pickle=True)
+        array = Array("float32", (1,), "numpy.ndarray", numbers.getvalue())
+        records.array_records["tensors"] = ArrayRecord({"float32": array})
+        return records
+
+    from_records(carrying(np.ones(1)))
+    with pytest.raises(UnreadableParcel, match="damaged"):
+        from_records(carrying(np.array([Opened()], dtype=object)))
+    assert not (tmp_path / "opened").exists()
 
 
 def test_without_flower_the_commands_say_what_to_install(monkeypatch):

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -36,8 +37,9 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.serverapp import Grid
-from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER, TaskType
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from knocking import Answer, Caller, head, is_cut, push_reply, raw_connection
@@ -50,18 +52,18 @@ from equipoise.hospitals.coordinator import running_superlink
 from equipoise.hospitals.deployment_files import ServerFile, SiteFile
 from equipoise.hospitals.door import ACTIVATE, AT_A_TIME, FLEET, FRESH_SECONDS, LARGEST_BODY, NAME, WRONG_CLOCK
 from equipoise.hospitals.flower_api import server_grid
-from equipoise.hospitals.links import SuperLink
+from equipoise.hospitals.links import Link, SuperLink
 from equipoise.hospitals.parcels import prepare, seal
 from equipoise.hospitals.pilot import make_certificates
 from equipoise.hospitals.post import GridPost
-from equipoise.hospitals.processes import free_port
+from equipoise.hospitals.processes import free_port, start_supernode
 from equipoise.hospitals.records import from_records, to_records
-from equipoise.hospitals.security import keep_private, new_key_pair, node_keys, private_key, reply_signer
+from equipoise.hospitals.security import keep_private, new_key_pair, node_keys, private_key, reply_signer, write_secret
 from equipoise.hospitals.security import signer as coordinators
 from equipoise.hospitals.site import check_admission
 from equipoise.hospitals.superlink import SuperLinkSettings, flowers_app, fresh_database
 
-SITES = ("hospital a", "hospital b")
+SITES = ("hospital a", "hospital b", "hospital c")
 LIMITS = Limits(strangers=20, site=10, head_seconds=2.0, request_seconds=3.0)
 LONG = 60.0
 #: on the server's own port Flower tells anybody that there is no login
@@ -393,6 +395,33 @@ def test_who_does_not_know_the_token_commands_nothing_on_the_servers_own_port(pl
                     status = caller.ask(method, target, body, more=more).status
                     assert status in (307, 400, 401, 403, 404), (method, target, status)
     assert place.known() == before
+
+
+def test_another_account_of_a_hospitals_machine_takes_no_task_from_its_supernode(place, tmp_path):
+    write_secret(tmp_path / "secret", b"s" * 32)
+    keys, port = place.files["hospital c"].parent, free_port()
+    settings = SiteFile.model_construct(
+        superlink=place.superlink.public.address, ca=keys / "ca.crt", key=keys / "node.key", state=tmp_path, poll=1.0
+    )
+    own = Link(f"127.0.0.1:{port}", None, b"s" * 32)
+    with start_supernode(settings, False, port, tmp_path / "secret") as node:
+        wait_for(lambda: own.healthy() is None, LONG, f"the SuperNode's start: {node.tail()}")
+        asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        for link in (Link(own.address), Link(own.address, None, b"x" * 32)):
+            client = link.runtime()
+            with pytest.raises(httpx.HTTPStatusError, match="401"):
+                client.AcquireTask(asked)
+            client.close()
+        client = own.runtime()
+        assert client.AcquireTask(asked).token == ""  # the site itself is heard, but there is nothing to do
+        client.close()
+
+
+def test_a_site_talks_to_no_server_but_its_consortiums(place, tmp_path):
+    other = make_certificates(tmp_path / "other", "127.0.0.1:1", ["localhost"], ["a"])[0]
+    assert "certificate verify failed" in str(Link(place.superlink.public.address, other.parent / "ca.crt").healthy())
+    plain = Link(place.superlink.public.address).healthy()
+    assert plain is not None and "certificate" not in plain
 
 
 # ---- what lies on the server's disk, and who is let in ---------------------------------------------------------
