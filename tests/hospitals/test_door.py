@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import signal
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
 from pathlib import Path
 
 import httpx
@@ -42,11 +46,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER, TaskType
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink import config_loader
 from knocking import Answer, Caller, head, is_cut, push_reply, raw_connection
 
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.hospitals import links
+from equipoise.hospitals import superlink as superlink_process
 from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.coordinator import running_superlink
 from equipoise.hospitals.deployment_files import ServerFile, SiteFile
@@ -442,6 +448,25 @@ def test_a_site_can_be_taken_out_and_put_back_and_no_database_outlives_its_super
             assert {path.name for path in whole.state.glob("superlink.*")} >= {"superlink.db", "superlink.json"}
             assert not [path for path in (whole.state, *whole.state.glob("superlink.[!l]*")) if mode(path) & 0o077]
         assert {path.name for path in whole.state.iterdir()} <= {"superlink.log", ".lock"}
+
+
+@pytest.mark.parametrize("lacking", ["class", "field", "path"])
+def test_a_flower_that_lacks_what_the_door_builds_on_stops_the_server_in_words(tmp_path, monkeypatch, lacking):
+    if lacking == "class":
+        monkeypatch.delattr(import_module("flwr.superlink.cli.flower_superlink"), "SuperLinkLifespan")
+    elif lacking == "field":
+        monkeypatch.setattr(config_loader, "SuperLinkLifespanConfig", make_dataclass("Other", ["host", "port"]))
+    else:
+        monkeypatch.setattr(superlink_process, "FLEET", FLEET | {"/v1/fleet/new-call"})
+    (tmp_path / "file").write_text(SuperLinkSettings("127.0.0.1", 1, 2, "token", "00", str(tmp_path), {}).to_json())
+    monkeypatch.setattr(sys, "argv", ["superlink", str(tmp_path / "file")])
+    before = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit, match=r"starts its SuperLink in another way .*Equipoise knows 1\.41"):
+            superlink_process.main()
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        os.umask(before[1])
 
 
 def test_a_run_that_is_stopped_at_the_superlink_says_who_could_stop_it(tmp_path):
