@@ -70,7 +70,7 @@ from equipoise.hospitals.site import check_admission
 from equipoise.hospitals.superlink import SuperLinkSettings, flowers_app, fresh_database
 
 SITES = ("hospital a", "hospital b", "hospital c")
-LIMITS = Limits(strangers=20, site=10, head_seconds=2.0, request_seconds=3.0)
+LIMITS = Limits(strangers=20, site=10, head_seconds=4.0, request_seconds=5.0)
 LONG = 60.0
 #: on the server's own port Flower tells anybody that there is no login
 LOGIN = {f"/v1/control/{name}" for name in ("get-login-details", "get-auth-tokens", "refresh-auth-tokens")}
