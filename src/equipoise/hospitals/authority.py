@@ -1,4 +1,4 @@
-"""Certificates of a consortium: a small CA of its own, and the server's certificate."""
+"""Certificates of a consortium: a small CA, and the server's certificate."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Authority:
         path.write_bytes(certificate.public_bytes(Encoding.PEM))
 
     def write_key(self, path: Path) -> None:
-        """The CA's key, for nobody."""
+        """The CA's key, which only its owner can read."""
         write_secret(path, self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
     def issue(self, names: Sequence[str], certificate: Path, key: Path) -> None:

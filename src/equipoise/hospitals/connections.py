@@ -106,7 +106,7 @@ class GuardedConnection(HttpToolsProtocol):
             secure = await self.loop.start_tls(
                 self._socket, self, tls, server_side=True, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
             )
-        except OSError:  # whatever the caller sent instead of a handshake
+        except OSError:  # the caller did not shake hands
             secure = None
         if secure is None:
             self._leave()
@@ -154,7 +154,7 @@ class GuardedConnection(HttpToolsProtocol):
             self.abort()
 
     def on_message_begin(self) -> None:
-        """Let whoever serves the request find this connection."""
+        """Let the door find this connection."""
         super().on_message_begin()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[typeddict-item, dict-item]
 

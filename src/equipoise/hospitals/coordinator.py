@@ -93,7 +93,7 @@ def running_superlink(settings: ServerFile, insecure: bool, limits: Limits | Non
 
 
 def _superlink_settings(settings: ServerFile, insecure: bool, limits: Limits) -> SuperLinkSettings:
-    """What the SuperLink's process is told; its secrets are new ones at every start."""
+    """The settings of the SuperLink's process; its secrets are new at every start."""
     host, port = split_address(settings.address)
     keys = {key.decode(): site for site, own in _keys(settings).items() for key in own} if not insecure else None
     return SuperLinkSettings(

@@ -1,7 +1,7 @@
 """The door of the hospitals' port: a known site's SuperNode gets through to Flower's app, and nothing else does.
 
-Flower serves whatever it has from one app, and checks a node's key after it has read the body. Here only the exact
-paths that SuperNodes call are open, and a caller's signature is checked before a byte of the body is read. (A rule that
+Flower serves all its calls from one app, and checks a node's key after it has read the body. Here only the exact paths
+that SuperNodes call are open, and the caller's signature is checked before a byte of the body is read. (A rule that
 forbids paths would not hold: an encoded slash walks round it.)
 """
 
@@ -53,7 +53,7 @@ FLEET = frozenset(
 ACTIVATE = "/v1/fleet/activate-node"
 #: what a SuperNode without a key calls besides
 SELF_REGISTERED = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
-#: a question of our own: the name that the server has for the key which signs it
+#: Equipoise's question: which name does the server have for the key that signs this?
 NAME = "/equipoise/name"
 #: where a connection is found in a request
 CONNECTION = "equipoise.connection"
@@ -170,7 +170,7 @@ class Door:
             await _answer(send, refusal.status, refusal.body)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The path as it was sent: one that is written in another way is another path.
+        # The path in the sender's spelling: another spelling is another path.
         path = scope["raw_path"].decode("ascii", "replace")
         if path == "/health" and scope["method"] == "GET":
             return await _answer(send, 200)
@@ -201,7 +201,7 @@ class Door:
 
 
 def _length(scope: Scope) -> int:
-    """The length of the body, which has to be told, once, and is limited."""
+    """The length of the body. The head must name it once, and it is limited."""
     told = [value for name, value in scope["headers"] if name == b"content-length"]
     if len(told) != 1 or not told[0].isdigit():
         raise Refused(411)
@@ -211,7 +211,7 @@ def _length(scope: Scope) -> int:
 
 
 def _plain(scope: Scope, path: str) -> Scope:
-    """The request as Flower's app should see it: its path is the one that was checked, whatever Host says."""
+    """The request as Flower's app should see it: its path is the checked one, and no Host can change that."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
     own = {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
     return {**scope, **own, "extensions": {}}
@@ -247,7 +247,7 @@ async def _answer(send: Send, status: int, body: bytes = b"") -> None:
 
 
 class _Refusals:
-    """Logs refusals, but only so many in a minute: whoever knocks must not fill the disk."""
+    """Logs refusals, but only so many in a minute: strangers must not fill the disk."""
 
     def __init__(self) -> None:
         self._minute, self._count = 0, 0

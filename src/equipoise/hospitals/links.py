@@ -1,4 +1,4 @@
-"""How this machine reaches a SuperLink or SuperNode, and what is asked or told there directly, outside a run."""
+"""How this machine reaches a SuperLink or SuperNode, and talks to it outside a run."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def register_nodes(link: Link, keys: Mapping[str, Sequence[bytes]]) -> None:
 
 
 def known_name(link: Link, key: ec.EllipticCurvePrivateKey) -> str:
-    """The name that the server has for a site's key: a question that nobody else is answered.
+    """The name that the server has for a site's key; only the key's owner gets an answer.
 
     Raises:
         UserError: when the server does not know the key, or this machine's clock is wrong

@@ -53,7 +53,7 @@ class Renewal:
         public = _new_pair(self.settings.coordinator, self.settings.coordinator.with_suffix(".pub"))
         return [
             f"new: {self.settings.coordinator}; {public} holds its public half and the old one",
-            f"hand {public.name} to every site in place of its own; started again, the site obeys both keys",
+            f"hand {public.name} to every site in place of the site's; started again, the site obeys both keys",
             "start no run before all sites have it; once they have, the second line can go",
         ]
 

@@ -1,7 +1,7 @@
 """Keys of a consortium and what is signed with them.
 
 Flower passes messages on by numbers that a member can write himself. So a site obeys only messages that the coordinator
-signed, and the server believes only replies that their site signed, whoever brought them.
+signed, and the server believes only replies that their site signed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Flower's SuperLink behind two ports: the hospitals' (see `door`), and one of 127.0.0.1 for this machine's server.
 
-Whatever commands the SuperLink, its Control and Runtime API, is served on the second port alone: the former to whoever
-knows the token, the latter to tasks of the run. The database is a new one at every start, and is deleted at the end, so
-that hospitals' updates do not pile up on disk, and a site that was taken out can be put back.
+The Control and Runtime APIs, which command the SuperLink, are served on the second port alone. Control needs a token,
+Runtime that of a task. The database is new at every start and deleted at the end. So hospitals' updates do not pile up
+on disk, and a site that was taken out can be put back.
 
 python -m equipoise.hospitals.superlink SUPERLINK.json
 """
@@ -33,7 +33,7 @@ from equipoise.hospitals.connections import Guard, Limits
 from equipoise.hospitals.door import FLEET, Door
 
 LOOPBACK = "127.0.0.1"
-#: seconds for requests in progress when the SuperLink is told to end
+#: seconds for requests in progress when the SuperLink ends
 FAREWELL_SECONDS = 1
 DATABASE = "superlink.db"
 UNKNOWN = "this Flower starts its SuperLink in another way ({}); Equipoise knows 1.41: pip install 'flwr>=1.41,<1.42'"
@@ -74,7 +74,7 @@ class SuperLinkSettings:
 
 
 class TokenPlugin(NoOpControlAuthnPlugin):
-    """Lets whoever knows the token command the SuperLink."""
+    """Lets those who know the token command the SuperLink."""
 
     def __init__(self, token: str):
         super().__init__()
