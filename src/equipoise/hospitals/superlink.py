@@ -187,7 +187,8 @@ def main() -> None:
     os.umask(0o077)  # the database holds hospitals' updates
     settings = SuperLinkSettings.read(Path(sys.argv[1]))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         with fresh_database(Path(settings.folder)) as database, suppress(KeyboardInterrupt):
             asyncio.run(serve(settings, flowers_app(settings, database)))
