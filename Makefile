@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export OMP_WAIT_POLICY := PASSIVE
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check lock bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,13 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/audit.py
+
+# after a change of constraints.txt or pyproject.toml
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra flower --extra lite --extra medical --extra onnx \
+		--constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-emit-index-url --custom-compile-command 'make lock' --output-file constraints-hashed.txt
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py

@@ -147,13 +147,12 @@ def measure(sites: int, rounds: int, net: str, folder: Path) -> list[dict[str, A
     local = execute(config, folder / "local")
     server, files = lay_out(folder / "consortium", config)
     settings = ServerFile.read(server)
-    with timing(clock), running_superlink(settings, insecure=False) as link, running_sites(files):
-        apart = conduct(config, settings, folder / "flower", link, observers=[clock])
+    with timing(clock), running_superlink(settings, insecure=False) as superlink, running_sites(files):
+        apart = conduct(config, settings, folder / "flower", superlink, observers=[clock])
     result = summary(sites, "flower", apart)
     logs = [file.with_name("site.log") for file in files.values()]
     result["seconds_until_all_sites_are_connected"] = clock.started
     result["parts"] = parts_of_a_round(clock, result, logs)
-    result["superlink_database_bytes"] = sum(p.stat().st_size for p in (server.parent / "flower").glob("superlink.db*"))
     return [summary(sites, "local", local), result]
 
 

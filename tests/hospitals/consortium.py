@@ -16,10 +16,11 @@ from equipoise.contract.config import Config
 from equipoise.engine.loop import Observer
 from equipoise.hospitals.coordinator import conduct, running_superlink
 from equipoise.hospitals.deployment_files import ServerFile
-from equipoise.hospitals.flower_api import Link, public_key_bytes
+from equipoise.hospitals.links import SuperLink
 from equipoise.hospitals.pilot import lay_out, start_site
 from equipoise.hospitals.policy import policy_for
 from equipoise.hospitals.processes import Child
+from equipoise.hospitals.security import node_keys
 from equipoise.methods import get_method
 from harness import TINY, tiny_config
 
@@ -31,7 +32,7 @@ class Consortium:
     server: Path
     files: dict[str, Path]
     sites: dict[str, Child] = field(default_factory=dict)
-    link: Link | None = None
+    superlink: SuperLink | None = None
 
     @property
     def settings(self) -> ServerFile:
@@ -43,19 +44,21 @@ class Consortium:
         self.sites[site] = start_site(self.files[site])
 
     def stop(self) -> None:
-        """End all sites' processes."""
+        """End all sites' processes, which take some seconds, at the same time."""
+        for child in self.sites.values():
+            child.process.terminate()
         for child in self.sites.values():
             child.stop()
 
     def run(self, config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Path:
         """Run a config with the sites; the server is this process."""
-        assert self.link is not None
-        return conduct(config, self.settings, folder, self.link, observers=observers)
+        assert self.superlink is not None
+        return conduct(config, self.settings, folder, self.superlink, observers=observers)
 
     def online(self, site: str) -> bool:
         """Whether the SuperLink has the site's node among those that are connected."""
-        assert self.link is not None
-        key, client = public_key_bytes(self.settings.sites[site]), self.link.control()
+        assert self.superlink is not None
+        (key,), client = node_keys(self.settings.sites[site]), self.superlink.private.control()
         try:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
         finally:
@@ -92,8 +95,8 @@ def running_sites(consortium: Consortium) -> Iterator[None]:
 @contextmanager
 def running(consortium: Consortium) -> Iterator[Consortium]:
     """The consortium's SuperLink and sites as processes."""
-    with running_superlink(consortium.settings, insecure=False) as link:
-        consortium.link = link
+    with running_superlink(consortium.settings, insecure=False) as superlink:
+        consortium.superlink = superlink
         with running_sites(consortium):
             yield consortium
 

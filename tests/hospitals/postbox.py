@@ -56,13 +56,13 @@ class Hospitals:
         """Where a site keeps its state."""
         return self.folder / "hospitals" / site
 
-    def run(self, options: FlowerOptions | None = None, resume: bool = False) -> Path:
+    def run(self, options: FlowerOptions | None = None, resume: bool = False, keep_updates: bool = False) -> Path:
         """Run the config to the end; gives the run folder."""
         told = [describe(site, self.federation) for site in self.post.offices]
         roster = Roster("test", tuple(self.post.offices), hosts(told), training_images(told), digests(told))
 
         def engine(method, setting, _, folder):
-            return FlowerEngine(method, setting, folder, self.post, roster, options or FlowerOptions())
+            return FlowerEngine(method, setting, folder, self.post, roster, options or FlowerOptions(), keep_updates)
 
         method, federation = get_method(self.config.method), agreed_federation("tiny", told)
         Run(self.config, method, federation, self.folder / "run", engine=engine).execute(resume)

@@ -8,16 +8,19 @@ import signal
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from flwr.app import Array, ArrayRecord
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from PIL import Image
 from rich.console import Console
@@ -34,14 +37,16 @@ from equipoise.hospitals import coordinator as server_module
 from equipoise.hospitals.coordinator import check_server, conduct, running_superlink
 from equipoise.hospitals.deployment_files import ServerFile, SiteFile, check_security, on_loopback
 from equipoise.hospitals.descriptions import describe
-from equipoise.hospitals.flower_api import Link, public_key_bytes
+from equipoise.hospitals.links import Link, SuperLink
 from equipoise.hospitals.node import _BriefSleeps
-from equipoise.hospitals.parcels import prepare, seal
+from equipoise.hospitals.parcels import UnreadableParcel, prepare, seal
 from equipoise.hospitals.pilot import check_running, files_of, lay_out, make_certificates
 from equipoise.hospitals.policy import OPTIONAL, check_policy, check_words, policy_for
 from equipoise.hospitals.post import GridPost, Unreachable
 from equipoise.hospitals.processes import Child, free_port, interrupted_by_end_of
-from equipoise.hospitals.site import check_connection, check_name, check_site
+from equipoise.hospitals.records import from_records, to_records
+from equipoise.hospitals.security import node_keys
+from equipoise.hospitals.site import check_connection, check_site
 from equipoise.methods import get_method, method_names
 from harness import tiny_config, tiny_federation
 
@@ -57,10 +62,10 @@ def test_certificates_vouch_for_the_server_and_private_files_are_private(tmp_pat
     private = [tmp_path / "ca.key", server.parent / "server.key", *(f.parent / "node.key" for f in files.values())]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private)
     known = ServerFile.read(server)
-    assert {site: public_key_bytes(path) for site, path in known.sites.items()} == {
-        site: public_key_bytes(path.parent / "node.pub") for site, path in files.items()
+    assert {site: node_keys(path) for site, path in known.sites.items()} == {
+        site: node_keys(path.parent / "node.pub") for site, path in files.items()
     }
-    assert len({public_key_bytes(path) for path in known.sites.values()}) == 2
+    assert len({key for path in known.sites.values() for key in node_keys(path)}) == 2
 
 
 def test_a_second_consortium_does_not_overwrite_the_first(tmp_path):
@@ -263,29 +268,6 @@ def test_a_port_that_cannot_be_is_refused_with_its_key(server_file, site_file, k
         kind.read(file)
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """Names that a SuperLink has for public keys."""
-    names: dict[bytes, str] = {}
-
-    def listed(request):
-        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, name=n) for k, n in names.items()])
-
-    monkeypatch.setattr(Link, "control", lambda self: SimpleNamespace(ListNodes=listed, close=lambda: None))
-    return names
-
-
-def test_a_name_that_is_not_this_keys_is_refused_with_both(site_file, registered):
-    settings = SiteFile.read(site_file)
-    own = public_key_bytes(site_file.parent / "node.pub")
-    check_name(settings)  # a key without a name is for the server to judge
-    registered[own] = "site 1"
-    check_name(settings)
-    registered[own] = "hospital a"
-    with pytest.raises(UserError, match="name = 'site 1', but the server knows this site's key as 'hospital a'"):
-        check_name(settings)
-
-
 class RestartedSite:
     """A post at which site b, just restarted, cannot be reached at first."""
 
@@ -387,8 +369,9 @@ def test_a_loss_that_no_site_tells_is_said_to_be_untold():
 
 def test_central_learning_is_refused_between_hospitals(tmp_path):
     server, _ = make_certificates(tmp_path, "127.0.0.1:8443", ["localhost"], ["a"])
+    nowhere = Link("127.0.0.1:1")
     with pytest.raises(UserError, match="needs all images in one place"):
-        conduct(tiny_config("central"), ServerFile.read(server), tmp_path / "run", Link("127.0.0.1:1"))
+        conduct(tiny_config("central"), ServerFile.read(server), tmp_path / "run", SuperLink(nowhere, nowhere))
 
 
 def test_a_server_does_not_start_without_the_keys_of_its_sites(tmp_path):
@@ -410,7 +393,7 @@ def test_a_run_with_hospitals_is_not_called_after_the_phantom(server_file, tmp_p
     seen = []
     monkeypatch.setattr(cli, "_conduct", lambda config, *_: seen.append(config))
     monkeypatch.setattr(cli, "_report", lambda folder: None)
-    monkeypatch.setattr(server, "start_superlink", lambda *_: Child([sys.executable, "-c", WAITS], tmp_path / "log"))
+    monkeypatch.setattr(server, "started_superlink", lambda _: Child([sys.executable, "-c", WAITS], tmp_path / "log"))
     monkeypatch.setattr(server, "wait_until_healthy", lambda *_: None)
     monkeypatch.setattr(server, "register_nodes", lambda *_: None)
     for more in ([], ["--set", "data.name='ham10000'"]):
@@ -499,9 +482,13 @@ def test_pieces_that_keep_coming_are_waited_for(monkeypatch):
     assert time.monotonic() - began > brisk.STALLED
 
 
-def test_every_place_where_flower_waits_for_bytes_is_quickened():
-    for module in (flower_api.http_grid, flower_api.inflatable_utils):
-        assert module.pull_objects is brisk.pull_objects
+def test_flower_is_changed_by_the_processes_that_serve_and_not_by_imports():
+    asks = (
+        "import equipoise.cli.app, equipoise.hospitals.coordinator, equipoise.hospitals.site; from equipoise.hospitals"
+    )
+    asks += " import brisk, flower_api; print(flower_api.http_grid.pull_objects is brisk.pull_objects)"
+    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
     with pytest.raises(ImportError, match=r"1\.41"):
         brisk.quicken(SimpleNamespace(__name__="flwr.other"))
 
@@ -561,7 +548,6 @@ def test_a_site_that_dawdles_until_the_end_does_not_cost_the_others_their_replie
 def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_ever(monkeypatch):
     pushed = []
     monkeypatch.setattr(flower_api, "HeartbeatSender", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(flower_api, "make_task_heartbeat_fn_http", lambda client: None)
     monkeypatch.setattr(Link, "runtime", lambda self, token=None: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(flower_api, "pull_task_input", lambda client: ("message", None, None, None))
     monkeypatch.setattr(flower_api, "push_message", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
@@ -569,6 +555,39 @@ def test_a_message_that_failed_is_left_to_expire_since_flower_would_wait_for_eve
     with pytest.raises(RuntimeError):
         flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: message)
     assert pushed == []
+
+
+def test_code_that_comes_along_with_a_message_is_not_looked_at(monkeypatch):
+    class Code:
+        def __getattribute__(self, name):
+            raise AssertionError(f"{name} of the code was read")
+
+    done = []
+    monkeypatch.setattr(flower_api, "HeartbeatSender", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(Link, "runtime", lambda self, token=None: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(flower_api, "pull_task_input", lambda client: ("message", None, Code(), Code()))
+    monkeypatch.setattr(flower_api, "push_message", lambda client, reply, context: done.append(reply))
+    monkeypatch.setattr(flower_api, "push_task_output", lambda *_: None)
+    flower_api._serve_one(Link("127.0.0.1:1"), "token", lambda message: f"answer to {message}")
+    assert done == ["answer to message"]
+
+
+def test_a_pickle_on_the_wire_is_not_opened(tmp_path):
+    class Opened:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "opened",)
+
+    def carrying(content: np.ndarray):
+        records, numbers = to_records(seal(prepare({}))), io.BytesIO()
+        np.save(numbers, content, allow_pickle=True)
+        array = Array("float32", (1,), "numpy.ndarray", numbers.getvalue())
+        records.array_records["tensors"] = ArrayRecord({"float32": array})
+        return records
+
+    from_records(carrying(np.ones(1)))
+    with pytest.raises(UnreadableParcel, match="damaged"):
+        from_records(carrying(np.array([Opened()], dtype=object)))
+    assert not (tmp_path / "opened").exists()
 
 
 def test_without_flower_the_commands_say_what_to_install(monkeypatch):

@@ -653,6 +653,22 @@ def test_sums_over_images_may_differ_as_much_as_hospitals_do():
     assert _length(updates, {"model": {"w": torch.zeros(2)}}) == pytest.approx(2**0.5)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_hospitals_updates_leave_the_servers_disk_with_the_end_of_the_run_unless_they_are_to_stay(tmp_path, keep):
+    updates: list[bytes] = []
+
+    class Notes(Postbox):
+        def carry(self, site, parcel):
+            reply = super().carry(site, parcel)
+            if parcel.header["action"] == "train":
+                updates.extend(t.numpy().tobytes() for t in reply.tensors.values() if t.numel() > 100)
+            return reply
+
+    folder = Hospitals(tmp_path, "fedavg", post=Notes).run(keep_updates=keep)
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert updates and all((update in written) is keep for update in updates)
+
+
 # ---- agreement between sites ---------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
-"""The commands of a deployment: `equipoise server | site | certificates | pilot`. They need the extra `flower`."""
+"""The commands of a deployment: `equipoise server | site | certificates | renew | pilot`. They need Flower."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,19 +17,33 @@ from equipoise.core.errors import UserError, install
 console = Console()
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
 Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
+KeepUpdates = Annotated[
+    bool, typer.Option("--keep-updates", help="keep every site's replies in the run's folder, under journal/")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, keys and signatures; on 127.0.0.1 only")]
 
 
+GO_ON = "the same command with --resume goes on after the last complete round"
+COME_BACK = "the same command lets this site take part again, and in the same run where it left off"
+
+
 def _prepare() -> None:
-    """Flower must be there, and whoever ends this process ends Flower's processes with it."""
+    """Flower must be there, whoever ends this process ends Flower's with it, and nobody else reads what it writes."""
     try:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError(f"this command needs Flower: {install('flower')}") from None
-    from equipoise.hospitals.processes import end_orderly_on_termination, spare_loopback_the_proxy
+    from equipoise.hospitals.processes import spare_loopback_the_proxy
+    from equipoise.hospitals.stops import end_orderly_on_termination
 
     end_orderly_on_termination()
     spare_loopback_the_proxy()
+    os.umask(0o077)
+
+
+def _tell_stop(text: str) -> None:
+    """A line for whoever stopped a command; the log of a service has it, too."""
+    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:
@@ -61,6 +76,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
     """Run a config with the hospitals that a file names, and write the report."""
@@ -68,20 +84,27 @@ def server(
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import check_config, running_superlink
     from equipoise.hospitals.deployment_files import ServerFile
+    from equipoise.hospitals.stops import stops_told
 
     known = ServerFile.read(file)
     config = _named(_config(source, settings, method=method, seed=seed, train=given(rounds=rounds)))
     check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
-    with running_superlink(known, insecure) as link:
-        _say(f"SuperLink at {link.url}; waiting for {', '.join(known.sites)}")
-        _conduct(config, known, folder, link, resume)
+    with stops_told(_tell_stop, GO_ON), running_superlink(known, insecure) as superlink:
+        _say(f"SuperLink at {superlink.public.url}; waiting for {', '.join(known.sites)}")
+        _conduct(config, known, folder, superlink, resume, keep_updates)
     _report(folder)
 
 
 def _conduct(
-    config: Any, known: Any, folder: Path, link: Any, resume: bool, while_waiting: Callable[[], None] = lambda: None
+    config: Any,
+    known: Any,
+    folder: Path,
+    superlink: Any,
+    resume: bool,
+    keep_updates: bool,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> None:
     from equipoise.cli.progress import ProgressDisplay
     from equipoise.hospitals.coordinator import conduct
@@ -92,7 +115,7 @@ def _conduct(
             _say(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}")
 
     with Display(console, config.train.rounds, config.run_name) as display:
-        conduct(config, known, folder, link, resume, [display], while_waiting)
+        conduct(config, known, folder, superlink, resume, [display], while_waiting, keep_updates)
 
 
 def _report(folder: Path) -> None:
@@ -112,6 +135,7 @@ def site(
     from equipoise.hospitals.deployment_files import SiteFile
     from equipoise.hospitals.descriptions import describe
     from equipoise.hospitals.site import check_admission, check_connection, check_site, serve
+    from equipoise.hospitals.stops import stops_told
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     known = SiteFile.read(file)
@@ -124,10 +148,12 @@ def site(
     check_connection(known, insecure, wait)
     _say(f"the SuperLink at {known.superlink} answers")
     if check:
-        check_admission(known, insecure)
-        _say("and lets this site in" + ("; its name is checked when a run starts" if insecure else ""))
+        if not insecure:
+            check_admission(known)
+        _say("its name is checked when a run starts" if insecure else "and lets this site in")
     else:
-        serve(known, insecure, federation)
+        with stops_told(_tell_stop, COME_BACK):
+            serve(known, insecure, federation)
 
 
 def certificates(
@@ -148,6 +174,20 @@ def certificates(
     _say(f"keep {out / 'ca.key'} offline")
 
 
+def renew(
+    file: Annotated[Path, typer.Argument(metavar="SERVER.toml|SITE.toml", help="whose key or certificate it is")],
+    what: Annotated[str, typer.Argument(help="server: ca, certificate or coordinator; site: key")],
+    authority: Annotated[Path | None, typer.Option(help="the CA's key, ca.key; for ca and certificate")] = None,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="how long a new certificate is valid")] = 365,
+) -> None:
+    """Make a new key or certificate in place of an old one, and say who needs it."""
+    _prepare()
+    from equipoise.hospitals.renewal import renew as renewed
+
+    for line in renewed(file, what, authority, days):
+        _say(line)
+
+
 def pilot(
     source: Source = None,
     sites: Annotated[int | None, typer.Option(min=1, help="how many, for the phantom and drawn partitions")] = None,
@@ -157,6 +197,7 @@ def pilot(
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
     """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
@@ -165,6 +206,7 @@ def pilot(
     from equipoise.hospitals.coordinator import running_superlink
     from equipoise.hospitals.deployment_files import ServerFile
     from equipoise.hospitals.pilot import check_running, files_of, lay_out, running_sites
+    from equipoise.hospitals.stops import stops_told
 
     refuse_foreign(out)
     known_files = (out / "pilot").exists()
@@ -177,13 +219,17 @@ def pilot(
         config = _config(source, settings, data=given(name=data, **number), **asked)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
-    with running_superlink(known, insecure) as link, running_sites(files, insecure) as children:
-        _say(f"SuperLink at {link.url}; {len(files)} sites start")
-        _conduct(config, known, out, link, resume, lambda: check_running(children))
+    with (
+        stops_told(_tell_stop, GO_ON),
+        running_superlink(known, insecure) as superlink,
+        running_sites(files, insecure) as children,
+    ):
+        _say(f"SuperLink at {superlink.public.url}; {len(files)} sites start")
+        _conduct(config, known, out, superlink, resume, keep_updates, lambda: check_running(children))
     _report(out)
 
 
 def mount(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (server, site, certificates, pilot):
+    for command in (server, site, certificates, renew, pilot):
         app.command()(command)

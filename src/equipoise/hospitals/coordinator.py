@@ -21,17 +21,28 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
+from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.runs import with_net
+from equipoise.hospitals.authority import check_authority, check_server_certificate
+from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.deployment_files import ServerFile, check_security, split_address
 from equipoise.hospitals.descriptions import agreed_federation, digests, hosts, read_description, training_images
 from equipoise.hospitals.exchange import FlowerOptions, Post, Roster
-from equipoise.hospitals.flower_api import Link, public_key_bytes, register_nodes, server_grid
+from equipoise.hospitals.flower_api import server_grid
 from equipoise.hospitals.flower_engine import FlowerEngine
+from equipoise.hospitals.links import Link, SuperLink, register_nodes
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel
 from equipoise.hospitals.post import GridPost, Unreachable
-from equipoise.hospitals.processes import check_port, interrupted_by_end_of, start_superlink, wait_until_healthy
+from equipoise.hospitals.processes import (
+    check_port,
+    free_port,
+    interrupted_by_end_of,
+    started_superlink,
+    wait_until_healthy,
+)
 from equipoise.hospitals.replies import words_of
-from equipoise.hospitals.security import check_authority, check_server_certificate, signer, write_secret
+from equipoise.hospitals.security import keep_private, node_keys, signer
+from equipoise.hospitals.superlink import SuperLinkSettings
 from equipoise.methods import get_method
 
 CONSORTIUM = "consortium.json"
@@ -63,59 +74,82 @@ def check_config(config: Config, settings: ServerFile) -> None:
 
 
 @contextmanager
-def running_superlink(settings: ServerFile, insecure: bool) -> Iterator[Link]:
+def running_superlink(settings: ServerFile, insecure: bool, limits: Limits | None = None) -> Iterator[SuperLink]:
     """A SuperLink that lets the sites of the file in, for as long as the block lasts."""
     check_server(settings, insecure)
-    secret = settings.state / "secret"
-    if not secret.exists():
-        write_secret(secret, secrets.token_bytes(32))
-    host, port = split_address(settings.address)
-    near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    link = Link(f"{near}:{port}", None if insecure else settings.ca, secret.read_bytes())
-    with start_superlink(settings, insecure, secret) as child:
-        wait_until_healthy(link, child, "the SuperLink")
+    keep_private(settings.state)
+    told = _superlink_settings(settings, insecure, limits or Limits())
+    host = "127.0.0.1" if told.host in ("0.0.0.0", "::") else told.host
+    near = f"[{host}]:{told.port}" if ":" in host else f"{host}:{told.port}"
+    private = Link(f"127.0.0.1:{told.private_port}", None, bytes.fromhex(told.secret), told.token)
+    superlink = SuperLink(Link(near, None if insecure else settings.ca), private)
+    with claimed_folder(settings.state), started_superlink(told) as child:
+        wait_until_healthy(superlink.private, child, "the SuperLink")
+        wait_until_healthy(superlink.public, child, "the SuperLink")
         with interrupted_by_end_of(child, "the SuperLink"):
             if not insecure:
-                register_nodes(link, _keys(settings))
-            yield link
+                register_nodes(superlink.private, _keys(settings))
+            yield superlink
 
 
-def _keys(settings: ServerFile) -> dict[str, bytes]:
-    """The public key of every site's node; each must be there, and a site's own."""
+def _superlink_settings(settings: ServerFile, insecure: bool, limits: Limits) -> SuperLinkSettings:
+    """The settings of the SuperLink's process; its secrets are new at every start."""
+    host, port = split_address(settings.address)
+    keys = {key.decode(): site for site, own in _keys(settings).items() for key in own} if not insecure else None
+    return SuperLinkSettings(
+        host=host,
+        port=port,
+        private_port=free_port(),
+        token=secrets.token_hex(32),
+        secret=secrets.token_hex(32),
+        folder=str(settings.state),
+        keys=keys,
+        certificate=None if insecure else str(settings.certificate),
+        key=None if insecure else str(settings.key),
+        limits=limits,
+    )
+
+
+def _keys(settings: ServerFile) -> dict[str, list[bytes]]:
+    """The public keys of every site's node; each site must have its own."""
     owners: dict[bytes, str] = {}
     for site, path in settings.sites.items():
         if not path.is_file():
             raise UserError(f"sites: the public key of '{site}', {path}, is not there")
-        if (owner := owners.setdefault(public_key_bytes(path), site)) != site:
-            raise UserError(f"sites: '{owner}' and '{site}' have the same public key; every site needs its own")
-    return {site: key for key, site in owners.items()}
+        for key in node_keys(path):
+            if (owner := owners.setdefault(key, site)) != site:
+                raise UserError(f"sites: '{owner}' and '{site}' have the same public key; every site needs its own")
+    return {site: [key for key, owner in owners.items() if owner == site] for site in settings.sites}
 
 
 def conduct(
     config: Config,
     settings: ServerFile,
     folder: Path,
-    link: Link,
+    superlink: SuperLink,
     resume: bool = False,
     observers: Sequence[Observer] = (),
     while_waiting: Callable[[], None] = lambda: None,
+    keep_updates: bool = False,
 ) -> Path:
     """Run a config with the sites of a running SuperLink; gives the run folder.
 
-    `while_waiting` is called now and then until the sites are connected; it may raise what makes waiting futile.
+    `while_waiting` is called now and then until the sites are connected; it may raise what makes waiting futile. With
+    `keep_updates` sites' replies stay in the run's folder.
     """
     check_config(config, settings)
     method = get_method(config.method)
-    sign = signer(settings.coordinator) if settings.coordinator and not link.insecure else lambda parcel: parcel
-    with server_grid(link) as grid:
-        post = GridPost(grid, {} if link.insecure else _keys(settings), sign)
+    sign = signer(settings.coordinator) if settings.coordinator and not superlink.insecure else lambda parcel: parcel
+    keep_private(folder)
+    with server_grid(superlink.private) as grid:
+        post = GridPost(grid, {} if superlink.insecure else _keys(settings), sign)
         wait = _Wait(post, tuple(settings.sites), observers, while_waiting)
         consortium = _consortium(config, settings, folder, post, wait, resume)
         told = consortium["sites"]
         federation = agreed_federation(config.data.name, told)
         config = with_net(config, federation.image_size)
         roster = Roster(consortium["run"], tuple(settings.sites), hosts(told), training_images(told), digests(told))
-        maker = _EngineMaker(post, roster, settings.flower)
+        maker = _EngineMaker(post, roster, settings.flower, keep_updates)
         Run(config, method, federation, folder, observers, engine=maker).execute(resume)
     return folder
 
@@ -123,11 +157,11 @@ def conduct(
 class _EngineMaker:
     """Makes the engine that a run asks for."""
 
-    def __init__(self, post: Post, roster: Roster, options: FlowerOptions):
-        self.post, self.roster, self.options = post, roster, options
+    def __init__(self, post: Post, roster: Roster, options: FlowerOptions, keep_updates: bool):
+        self.post, self.roster, self.options, self.keep_updates = post, roster, options, keep_updates
 
     def __call__(self, method: Method, setting: Setting, federation: Federation, folder: Path) -> FlowerEngine:
-        return FlowerEngine(method, setting, folder, self.post, self.roster, self.options)
+        return FlowerEngine(method, setting, folder, self.post, self.roster, self.options, self.keep_updates)
 
 
 @dataclass

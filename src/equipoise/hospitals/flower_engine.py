@@ -28,13 +28,20 @@ class FlowerEngine(Engine):
     states: RemoteVersions
 
     def __init__(
-        self, method: Method, setting: Setting, folder: Path, post: Post, roster: Roster, options: FlowerOptions
+        self,
+        method: Method,
+        setting: Setting,
+        folder: Path,
+        post: Post,
+        roster: Roster,
+        options: FlowerOptions,
+        keep_updates: bool = False,
     ):
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
         self.post = post
         self.roster = roster
-        self.journal = Journal(folder / "journal")
+        self.journal = Journal(folder / "journal", keep_updates)
         self.place: Hospitals = Hospitals(setting, options, post, roster, self.states, self.journal)
 
     def begin(self, round_number: int, attempt: int) -> None:

@@ -32,14 +32,15 @@ class Answer:
 
 
 class Journal:
-    """Accepted replies of the round in progress, on the server's disk."""
+    """Accepted replies of the round in progress, on the server's disk; with `keep` those of all rounds stay there."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, keep: bool = False):
         self.folder = folder
+        self.keep = keep
 
     def keep_only(self, round_number: int) -> None:
         """Forget other rounds."""
-        for path in self.folder.glob("*"):
+        for path in self.folder.glob("*") if not self.keep else ():
             if not path.name.startswith(f"{round_number:05d}-"):
                 path.unlink()
 
@@ -61,7 +62,8 @@ class Journal:
 
     def close(self) -> None:
         """The run is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, version: str, site: str, identity: str) -> Path:
         return self.folder / f"{version}-{safe_name(site)}-{identity}.safetensors"

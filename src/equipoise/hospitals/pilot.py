@@ -16,10 +16,11 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.data import load_federation
 from equipoise.engine.payload_files import safe_name
+from equipoise.hospitals.authority import Authority, general_name
 from equipoise.hospitals.deployment_files import ServerFile
 from equipoise.hospitals.policy import policy_for
 from equipoise.hospitals.processes import Child, free_port
-from equipoise.hospitals.security import Authority, general_name, new_key_pair
+from equipoise.hospitals.security import keep_private, new_key_pair
 from equipoise.methods import get_method
 
 DAYS = 365
@@ -36,8 +37,11 @@ def make_certificates(
     """
     _check_names(folder, hosts, sites)
     server = folder / "server"
-    authority = Authority("Equipoise consortium", days)
-    authority.write(server / "ca.crt", folder / "ca.key")
+    for private in (folder, server, *(folder / "sites" / safe_name(site) for site in sites)):
+        keep_private(private)
+    authority = Authority.new("Equipoise consortium", days)
+    authority.write_certificate(server / "ca.crt")
+    authority.write_key(folder / "ca.key")
     authority.issue([*hosts, "localhost", "127.0.0.1"], server / "server.crt", server / "server.key")
     new_key_pair(server / "coordinator.key", server / "coordinator.pub")
     files = {}

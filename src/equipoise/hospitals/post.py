@@ -15,6 +15,7 @@ from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.brisk import until
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, prepare, seal
 from equipoise.hospitals.records import from_records, to_records
+from equipoise.hospitals.security import check_reply
 
 #: seconds between two looks for replies; Flower's own `send_and_receive` waits three
 INTERVAL = 0.3
@@ -32,10 +33,13 @@ class GridPost:
     """Brings parcels to the nodes of a Flower run.
 
     Args:
-        keys: {site: public key of its node}; empty where nodes have no keys and say themselves who they are
+        keys: {site: public keys of its node}; empty where nodes have no keys and say themselves who they are
+        sign: signs parcels in the coordinator's name
     """
 
-    def __init__(self, grid: Grid, keys: Mapping[str, bytes], sign: Callable[[Parcel], Parcel] = lambda parcel: parcel):
+    def __init__(
+        self, grid: Grid, keys: Mapping[str, Sequence[bytes]], sign: Callable[[Parcel], Parcel] = lambda parcel: parcel
+    ):
         self.grid = grid
         self.keys = dict(keys)
         self.sign = sign
@@ -46,7 +50,7 @@ class GridPost:
         """The connected sites and their nodes."""
         nodes = [node for node in self.grid.get_nodes() if node.status in ("", "online")]  # type: ignore[attr-defined]
         if self.keys:
-            names = {key: site for site, key in self.keys.items()}
+            names = {key: site for site, own in self.keys.items() for key in own}
             return {names[node.public_key]: node.node_id for node in nodes if node.public_key in names}
         strangers = [node.node_id for node in nodes if node.node_id not in self._claimed]
         for node_id, reply in zip(strangers, self._deliver([(n, _question({})) for n in strangers], 60.0)):
@@ -62,9 +66,19 @@ class GridPost:
     def exchange(self, parcels: Sequence[tuple[str, Parcel]], timeout: float) -> list[Parcel | SiteFailure]:
         """Deliver each parcel to its site; replies, or why there is none, in the same order."""
         online = self._present({site for site, _ in parcels})
-        reached = [(online[site], parcel) for site, parcel in parcels if site in online]
-        replies = iter(self._deliver(reached, timeout))
+        asked = [(site, self.sign(parcel)) for site, parcel in parcels if site in online]
+        delivered = self._deliver([(online[site], parcel) for site, parcel in asked], timeout)
+        replies = iter([self._checked(site, parcel, reply) for (site, parcel), reply in zip(asked, delivered)])
         return [next(replies) if site in online else Unreachable("it is not connected") for site, _ in parcels]
+
+    def _checked(self, site: str, question: Parcel, reply: Parcel | SiteFailure) -> Parcel | SiteFailure:
+        """A reply, if the site itself has signed it; a member could have pushed it in the site's name."""
+        if isinstance(reply, Parcel) and self.keys:
+            try:
+                check_reply(self.keys[site], reply, question)
+            except UnreadableParcel as problem:
+                return SiteFailure(f"its reply is refused: {problem}")
+        return reply
 
     def gather(self, sites: Sequence[str], enough: int, patience: float) -> list[str]:
         """Wait until enough of the sites are connected, or patience ends; gives those that are not."""
@@ -89,7 +103,7 @@ class GridPost:
         waiting: dict[str, int] = {}
         results: list[Parcel | SiteFailure] = [Unreachable("Flower did not take the message")] * len(parcels)
         for position, (node_id, parcel) in enumerate(parcels):
-            message = Message(to_records(self.sign(parcel)), node_id, "query", ttl=timeout)
+            message = Message(to_records(parcel), node_id, "query", ttl=timeout)
             for message_id in self.grid.push_messages([message]):
                 if message_id:
                     waiting[message_id] = position

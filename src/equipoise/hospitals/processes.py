@@ -16,8 +16,10 @@ from pathlib import Path
 from types import TracebackType
 
 from equipoise.core.errors import UserError
-from equipoise.hospitals.deployment_files import ServerFile, SiteFile, split_address
-from equipoise.hospitals.flower_api import Link
+from equipoise.hospitals.deployment_files import SiteFile, split_address
+from equipoise.hospitals.links import Link
+from equipoise.hospitals.security import write_secret
+from equipoise.hospitals.superlink import SuperLinkSettings, delete_database
 
 STOP_SECONDS = 5.0
 START_SECONDS = 60.0
@@ -47,13 +49,15 @@ class Child:
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None):
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        # Flower would open further ports, or log in elsewhere, if its environment told it to.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**inherited, **(environment or {})},
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
             )
@@ -98,11 +102,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def end_orderly_on_termination() -> None:
-    """Make SIGTERM unwind our blocks, so that the processes they hold are ended too."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
 def spare_loopback_the_proxy() -> None:
     """Connections to this machine never go through a hospital's proxy."""
     for name in ("NO_PROXY", "no_proxy"):
@@ -114,24 +113,19 @@ def flower_environment(home: Path) -> dict[str, str]:
     return {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
-def _command(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else name
-
-
-def start_superlink(settings: ServerFile, insecure: bool, secret: Path) -> Child:
-    """The SuperLink of a consortium: one port for everything, a database that outlives it."""
-    host, port = split_address(settings.address)
-    home = settings.state
-    command = [_command("flower-superlink"), "--host", host, "--port", str(port), "--isolation", "process"]
-    command += ["--database", str(home / "superlink.db"), "--superexec-auth-secret-file", str(secret)]
-    command += ["--disable-runtime-dependency-installation"]
-    if insecure:
-        command += ["--insecure"]
-    else:
-        command += ["--ssl-ca-certfile", str(settings.ca), "--ssl-certfile", str(settings.certificate)]
-        command += ["--ssl-keyfile", str(settings.key), "--enable-supernode-auth"]
-    return Child(command, home / "superlink.log", flower_environment(home))
+@contextlib.contextmanager
+def started_superlink(settings: SuperLinkSettings) -> Iterator[Child]:
+    """The SuperLink of a consortium as a process; its secrets and its database end with the block."""
+    folder = Path(settings.folder)
+    file = folder / "superlink.json"
+    write_secret(file, settings.to_json().encode())
+    command = [sys.executable, "-m", "equipoise.hospitals.superlink", str(file)]
+    try:
+        with Child(command, folder / "superlink.log", flower_environment(folder)) as child:
+            yield child
+    finally:
+        file.unlink(missing_ok=True)
+        delete_database(folder)  # where the process had no time for it
 
 
 def start_supernode(settings: SiteFile, insecure: bool, port: int, secret: Path) -> Child:

@@ -1,20 +1,16 @@
-"""Keys and certificates of a consortium: a small CA, the server's certificate, node keys, the coordinator's signature.
+"""Keys of a consortium and what is signed with them.
 
-Anyone who reaches a SuperLink may start a run there, another member too. So sites obey only messages that the
-coordinator signed, whoever brought them.
+Flower passes messages on by numbers that a member can write himself. So a site obeys only messages that the coordinator
+signed, and the server believes only replies that their site signed.
 """
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
+import hashlib
 import os
-import re
-import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,25 +19,31 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_public_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import NameOID
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from equipoise.core.errors import UserError
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
-HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 MAKE_KEY = "`equipoise certificates` makes one, or `ssh-keygen -t ecdsa -b 384 -N ''`"
 
 
 def write_secret(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def keep_private(folder: Path) -> None:
+    """Make a folder, or shut one that is there, so that only its owner can look into it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
 
 
 def new_key_pair(private: Path, public: Path) -> None:
@@ -52,70 +54,15 @@ def new_key_pair(private: Path, public: Path) -> None:
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
-class Authority:
-    """A certificate authority for one consortium."""
-
-    def __init__(self, name: str, days: int):
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.days = days
-        self.key = ec.generate_private_key(ec.SECP384R1())
-        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        self.certificate = (
-            self._builder(self.name, self.key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), critical=False)
-            .sign(self.key, hashes.SHA384())
-        )
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=self.days))
-        )
-
-    def write(self, certificate: Path, key: Path) -> None:
-        """The CA's certificate, for everyone, and its key, for nobody."""
-        certificate.parent.mkdir(parents=True, exist_ok=True)
-        certificate.write_bytes(self.certificate.public_bytes(Encoding.PEM))
-        write_secret(key, self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-    def issue(self, names: Sequence[str], certificate: Path, key: Path) -> None:
-        """A server certificate for host names and addresses."""
-        server = ec.generate_private_key(ec.SECP384R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
-        issued = (
-            self._builder(subject, server.public_key())
-            .add_extension(x509.SubjectAlternativeName([general_name(name) for name in names]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .sign(self.key, hashes.SHA384())
-        )
-        certificate.parent.mkdir(parents=True, exist_ok=True)
-        certificate.write_bytes(issued.public_bytes(Encoding.PEM))
-        write_secret(key, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
-def general_name(name: str) -> x509.GeneralName:
-    """A host as a certificate names it."""
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    if not HOST_NAME.fullmatch(name):
-        raise UserError(f"'{name}' is no host name or address; write it without https:// and without a port")
-    return x509.DNSName(name)
+def check_private(path: Path) -> None:
+    """Refuse a private key that other accounts of this machine can read."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise UserError(f"{path} can be read by other accounts of this machine: chmod 600 '{path}'")
 
 
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a file."""
+    check_private(path)
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as problem:
@@ -125,31 +72,27 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """The public key in a file."""
+def public_keys(path: Path) -> list[ec.EllipticCurvePublicKey]:
+    """The public keys in a file, one on a line: while a key is being renewed, the new one and the old one."""
+    lines = [line for line in path.read_bytes().splitlines() if line.strip() and not line.startswith(b"#")]
     try:
-        key = load_ssh_public_key(path.read_bytes())
+        keys = [load_ssh_public_key(line) for line in lines]
     except (ValueError, UnsupportedAlgorithm) as problem:
         raise UserError(f"{path} is no public key in OpenSSH's format: {problem}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"{path} is no elliptic-curve key; {MAKE_KEY}")
-    return key
+    elliptic = [key for key in keys if isinstance(key, ec.EllipticCurvePublicKey)]
+    if not keys or len(elliptic) < len(keys):
+        raise UserError(f"{path} holds no elliptic-curve key, or another one besides; {MAKE_KEY}")
+    return elliptic
 
 
-def check_server_certificate(certificate: Path, key: Path) -> None:
-    """Refuse a certificate and key that are damaged or do not belong together."""
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
-    except ssl.SSLError as problem:
-        raise UserError(f"certificate = {certificate} and key = {key} do not make a TLS server: {problem}") from None
+def public_line(path: Path) -> bytes:
+    """The public half of a private key, as a line of a file of public keys."""
+    return private_key(path).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
-def check_authority(path: Path) -> None:
-    """Refuse a file that holds no certificate."""
-    try:
-        ssl.create_default_context(cafile=path)
-    except ssl.SSLError as problem:
-        raise UserError(f"ca = {path} is no certificate in PEM format: {problem}") from None
+def node_keys(path: Path) -> list[bytes]:
+    """The public keys in a file as Flower knows them."""
+    return [public_key_to_bytes(key) for key in public_keys(path)]
 
 
 def signer(path: Path) -> Callable[[Parcel], Parcel]:
@@ -160,12 +103,46 @@ def signer(path: Path) -> Callable[[Parcel], Parcel]:
 
 def verifier(path: Path) -> Callable[[Parcel], None]:
     """Refuses parcels that the owner of this public key did not sign."""
-    key = public_key(path)
+    keys = public_keys(path)
 
     def verify(parcel: Parcel) -> None:
-        try:
-            key.verify(parcel.signature, parcel.text.encode(), SIGNED_WITH)
-        except InvalidSignature:
-            raise UnreadableParcel("the coordinator of this consortium did not sign it") from None
+        if not any(_signed(key, parcel.signature, parcel.text.encode()) for key in keys):
+            raise UnreadableParcel("the coordinator of this consortium did not sign it")
 
     return verify
+
+
+def reply_signer(path: Path) -> Callable[[Parcel, Parcel], Parcel]:
+    """Signs (a site's reply) to (a question) with the site's private key."""
+    key = private_key(path)
+
+    def sign(reply: Parcel, question: Parcel) -> Parcel:
+        return Parcel(reply.text, reply.tensors, key.sign(_said(reply, question), SIGNED_WITH))
+
+    return sign
+
+
+def check_reply(keys: Sequence[bytes], reply: Parcel, question: Parcel) -> None:
+    """Refuse a reply to a question that the owner of none of these public keys signed.
+
+    Args:
+        keys: in PEM, as Flower knows them
+    """
+    owned = (load_pem_public_key(key) for key in keys)
+    if not any(_signed(key, reply.signature, _said(reply, question)) for key in owned):  # type: ignore[arg-type]
+        raise UnreadableParcel("it is not signed with the site's key, or the site runs an older Equipoise")
+
+
+def _said(reply: Parcel, question: Parcel) -> bytes:
+    """What a site signs: its reply, and to which sending of which question. The signature of a question is never the
+    same twice, so that no reply can be used again."""
+    asked = hashlib.sha256(question.text.encode() + b"\0" + question.signature).digest()
+    return b"equipoise reply 1\0" + asked + reply.text.encode()
+
+
+def _signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+    try:
+        key.verify(signature, text, SIGNED_WITH)
+    except InvalidSignature:
+        return False
+    return True

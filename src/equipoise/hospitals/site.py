@@ -9,34 +9,37 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 from flwr.app import Message
 
 from equipoise.core.errors import UserError
 from equipoise.data import load_federation
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.runs import choose_device
+from equipoise.hospitals.authority import check_authority
 from equipoise.hospitals.deployment_files import SiteFile, check_security
 from equipoise.hospitals.descriptions import describe
-from equipoise.hospitals.flower_api import Link, registered_name, serve_tasks
+from equipoise.hospitals.flower_api import serve_tasks
+from equipoise.hospitals.links import Link, known_name
 from equipoise.hospitals.office import Office
-from equipoise.hospitals.parcels import UnreadableParcel, prepare, seal
+from equipoise.hospitals.parcels import Parcel, UnreadableParcel, prepare, seal
 from equipoise.hospitals.policy import check_words
 from equipoise.hospitals.processes import free_port, start_supernode
 from equipoise.hospitals.records import from_records, to_records
-from equipoise.hospitals.security import check_authority, private_key, public_key, verifier, write_secret
+from equipoise.hospitals.security import (
+    keep_private,
+    private_key,
+    public_keys,
+    reply_signer,
+    verifier,
+    write_secret,
+)
 
 log = logging.getLogger(__name__)
 
 #: what Flower writes when the SuperLink does not let a node in
 REFUSED = "[code: 2004]"
-REFUSAL = (
-    "the SuperLink does not let this site in: it does not know this site's key, "
-    "or another process of this site is connected or was killed less than a minute ago"
-)
-ASK_COORDINATOR = "ask the coordinator to add this site's public key to the server's file"
-#: what it writes when it has been let in
-ADMITTED = "SuperNode ID:"
-ADMISSION_SECONDS = 60.0
+CONNECTED = "the SuperLink does not let this site in: another process of it is connected, or was a minute ago"
 REFUSAL_SECONDS = 90.0
 RESTART_SECONDS = 3.0
 
@@ -48,7 +51,7 @@ def check_site(settings: SiteFile, insecure: bool) -> Federation:
         assert settings.ca and settings.key and settings.coordinator
         check_authority(settings.ca)
         private_key(settings.key)
-        public_key(settings.coordinator)
+        public_keys(settings.coordinator)
     federation = own_federation(settings)
     told = describe(settings.name, federation)
     if not any(told["counts"]["train"]):
@@ -81,28 +84,11 @@ def check_connection(settings: SiteFile, insecure: bool, patience: float = 0.0) 
         )
 
 
-def check_admission(settings: SiteFile, insecure: bool) -> None:
-    """Refuse to go on when the SuperLink does not let this site's node in, or knows it by another name."""
-    secret = _new_secret(settings)
-    with start_supernode(settings, insecure, free_port(), secret) as node:
-        before = len(node.said())
-        deadline = time.monotonic() + ADMISSION_SECONDS
-        while node.running and ADMITTED not in node.said()[before:] and time.monotonic() < deadline:
-            time.sleep(0.2)
-        said = node.said()[before:]
-    if REFUSED in said:
-        raise UserError(f"{REFUSAL}; {ASK_COORDINATOR}")
-    if ADMITTED not in said:
-        raise UserError(f"the SuperNode was not let in within {ADMISSION_SECONDS:.0f} s; {node.log} says more")
-    if not insecure:
-        check_name(settings)
-
-
-def check_name(settings: SiteFile) -> None:
-    """Refuse a name other than the one that this site's key has at the server; a run would be refused for it."""
+def check_admission(settings: SiteFile) -> None:
+    """Refuse to go on when the server does not know this site's key, or knows it by another name."""
     assert settings.key
-    known = registered_name(Link(settings.superlink, settings.ca), private_key(settings.key).public_key())
-    if known and known != settings.name:
+    known = known_name(Link(settings.superlink, settings.ca), private_key(settings.key))
+    if known != settings.name:
         raise UserError(
             f"name = '{settings.name}', but the server knows this site's key as '{known}'; "
             "write that name, or ask the coordinator whose key it is"
@@ -111,7 +97,7 @@ def check_name(settings: SiteFile) -> None:
 
 def _new_secret(settings: SiteFile) -> Path:
     """A secret that the SuperNode shares with this process, in a folder of our own."""
-    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)  # models made from patients' images
+    keep_private(settings.state)  # models made from patients' images
     secret = settings.state / "flower" / "secret"
     write_secret(secret, secrets.token_bytes(32))
     return secret
@@ -129,30 +115,46 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
         settings.data,
     )
+    sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
     refused_since: float | None = None
     while True:
         port = free_port()
         with start_supernode(settings, insecure, port, secret) as node:
             before = len(node.said())
             link = Link(f"127.0.0.1:{port}", None, secret.read_bytes())
-            serve_tasks(link, _handler(office), lambda node=node: node.running)  # type: ignore[misc]
-        if REFUSED in node.said()[before:]:
+            serve_tasks(link, _handler(office, sign), lambda node=node: node.running)  # type: ignore[misc]
+        refusal = _refusal(settings, insecure, node.said()[before:])
+        if refusal:
             refused_since = refused_since or time.monotonic()
-            log.warning("%s; trying again", REFUSAL)
+            log.warning("%s; trying again", refusal)
             if time.monotonic() - refused_since > REFUSAL_SECONDS:
-                raise UserError(f"{REFUSAL}; {ASK_COORDINATOR}")
+                raise UserError(refusal)
         else:
             refused_since = None
             log.warning("the SuperNode ended with status %s (%s); starting it again", node.process.returncode, node.log)
         time.sleep(RESTART_SECONDS)
 
 
-def _handler(office: Office) -> Callable[[Message], Message]:
-    def handle(message: Message) -> Message:
+def _refusal(settings: SiteFile, insecure: bool, said: str) -> str | None:
+    """Why the server does not let this site in, if so; `said` is what the SuperNode wrote."""
+    if not insecure:
         try:
-            content = to_records(office.answer(from_records(message.content)))
+            check_admission(settings)
+        except UserError as problem:
+            return str(problem)
+        except (httpx.HTTPError, OSError):  # it cannot be asked: it is restarted, say
+            return None
+    return CONNECTED if REFUSED in said else None
+
+
+def _handler(office: Office, sign: Callable[[Parcel, Parcel], Parcel]) -> Callable[[Message], Message]:
+    def handle(message: Message) -> Message:
+        question = Parcel("")
+        try:
+            question = from_records(message.content)
+            reply = office.answer(question)
         except UnreadableParcel as problem:
-            content = to_records(seal(prepare({}), error=f"the message cannot be read: {problem}"))
-        return Message(content, reply_to=message)
+            reply = seal(prepare({}), error=f"the message cannot be read: {problem}")
+        return Message(to_records(sign(reply, question)), reply_to=message)
 
     return handle
