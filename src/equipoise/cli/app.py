@@ -74,6 +74,7 @@ def run(
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
     """Train a federation, test the selected models, and write a report."""
+    from equipoise.api.training import run_config
     from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
 
     options: dict[str, Any] = {
@@ -87,25 +88,9 @@ def run(
     refuse_twice(settings or [], options)
     config = make_config(source, settings or [], **options)
     refuse_idle_options(settings or [], config.method, config.components)
-    folder = out or Path("runs") / config.run_name
-    _run_and_report(config, folder, resume, track or [])
-
-
-def _run_and_report(config: Any, folder: Path, resume: bool, track: list[str]) -> None:
-    from equipoise.cli.progress import ProgressDisplay
-    from equipoise.engine.payload_files import refuse_foreign
-    from equipoise.engine.runs import execute
-    from equipoise.engine.tracking import Trackers, check_trackers
-    from equipoise.report import write_report
-
-    names = check_trackers(track)
-    refuse_foreign(folder)
-    with Trackers(names, folder) as trackers:
-        with ProgressDisplay(console, config.train.rounds, config.run_name) as display:
-            execute(config, folder, resume, [display, trackers])
-        path = trackers.report = write_report([folder])
-    _print_headline([folder])
-    console.print(f"report: {escape(str(path))}", highlight=False, soft_wrap=True)
+    result = run_config(config, out, resume=resume, track=track or [], progress=True, console=console)
+    _print_headline([result.path])
+    console.print(f"report: {escape(str(result.report()))}", highlight=False, soft_wrap=True)
 
 
 def _print_headline(folders: list[Path]) -> None:
@@ -159,7 +144,7 @@ def demo(
     methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
 ) -> None:
     """Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at."""
-    from equipoise.cli.progress import ProgressDisplay
+    from equipoise.api.progress import ProgressDisplay
     from equipoise.core.storage import write_text
     from equipoise.engine.payload_files import clear_run
     from equipoise.engine.runs import execute, make_config

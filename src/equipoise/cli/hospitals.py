@@ -83,7 +83,7 @@ def server(
 def _conduct(
     config: Any, known: Any, folder: Path, link: Any, resume: bool, while_waiting: Callable[[], None] = lambda: None
 ) -> None:
-    from equipoise.cli.progress import ProgressDisplay
+    from equipoise.api.progress import ProgressDisplay
     from equipoise.hospitals.coordinator import conduct
 
     class Display(ProgressDisplay):

@@ -57,6 +57,7 @@ class LocalEngine(Engine):
     """Drives the sites of a federation on this machine."""
 
     states: SiteStates
+    sees_images = True
 
     def __init__(self, method: Method, setting: Setting, federation: Federation, folder: Path):
         self._sites = all_sites(federation)

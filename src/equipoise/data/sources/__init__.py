@@ -2,7 +2,7 @@
 
 A source has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
 `listing(config, root)`, which `equipoise.data.prepare` packs into a store. A published one also has LICENCE and OBTAIN
-(where its files are). Only the phantom, which draws its images, has a `build` that makes the store instead.
+(where its files are). Without files to list, the phantom has `build` (draws images), `arrays` `opened` (a store).
 """
 
 import csv
@@ -26,6 +26,7 @@ from equipoise.data.raw import Location, walk_images
 
 USER_SOURCES = ("folder", "manifest")
 DRAWN_SOURCES = ("phantom",)
+PACKED_SOURCES = ("arrays",)
 PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])
 PART_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
@@ -128,7 +129,7 @@ def terms(name: str) -> dict[str, str]:
 def _module(name: str) -> ModuleType:
     """The module of a source, once it holds all that others read there."""
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    maker = "build" if name in DRAWN_SOURCES else "listing"
+    maker = "build" if name in DRAWN_SOURCES else "opened" if name in PACKED_SOURCES else "listing"
     sound = {
         "TITLE": isinstance(getattr(module, "TITLE", None), str),
         "SIZE": isinstance(getattr(module, "SIZE", None), int),
@@ -149,8 +150,9 @@ def load(name: str) -> ModuleType:
         raise UserError(
             f"unknown data {name!r}; known: {', '.join(available)}; for your own images folder:DIR or manifest:FILE"
         )
-    if (kind in USER_SOURCES) != bool(argument):
-        raise UserError(f"data {name!r} should be written {kind}{':PATH' if kind in USER_SOURCES else ''}")
+    form = f"{kind}:PATH" if kind in USER_SOURCES else f"{kind}:DIGEST" if kind in PACKED_SOURCES else kind
+    if (form != kind) != bool(argument):
+        raise UserError(f"data {name!r} should be written {form}")
     return _module(kind)
 
 

@@ -1,0 +1,168 @@
+"""A run from Python: a federation, a method, and any setting of a config. The command line starts runs here, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from equipoise.api.progress import ProgressDisplay
+from equipoise.api.result import Result
+from equipoise.contract.config import Config
+from equipoise.core.errors import UserError
+from equipoise.core.table import dotted
+from equipoise.data.federation import Federation
+from equipoise.engine.payload_files import refuse_foreign
+from equipoise.engine.runs import execute, make_config, refuse_idle_options
+from equipoise.engine.tracking import Trackers, check_trackers
+from equipoise.report import write_report
+
+RUNS = Path("runs")
+
+
+def load_federation(source: str | Path, **settings: Any) -> Federation:
+    """The federation of a source: `phantom`, `folder:DIR`, `manifest:FILE` or a built-in data set.
+
+    A drawn partition follows the seed of the run that trains on it, as in a config. `Federation.table` shows it for
+    seed 1, and `partition_seed=1` makes it the same for all runs.
+
+    >>> load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16}).table().sum().sum()
+    np.int64(200)
+
+    Args:
+        source: as `equipoise data list` lists them
+        **settings: any setting of the table `data`: `sites=5, partition="dirichlet_per_class"`, `root="downloads"`
+
+    Raises:
+        UserError: when the data is not there or cannot make a federation
+    """
+    from equipoise.data.arrays import loaded
+
+    return loaded(str(source), settings)
+
+
+def train(
+    federation: Federation | str,
+    method: str = "fedavg",
+    *,
+    components: Sequence[str] = (),
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    net: Any = None,
+    seed: int | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | Path | None = None,
+    track: Sequence[str] = (),
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Result:
+    """Train a federation, test the selected models, and write the run's folder with its report.
+
+    The same run by the command line or from its `config.toml` gives the same bits.
+
+    >>> from equipoise import load_federation, train
+    >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
+    >>> result = train(fed, "fedavg", rounds=2, seed=1, out="runs/first")
+    >>> result.finished
+    True
+
+    Args:
+        federation: from `load_federation` or `Federation.from_...`, or the name of a source
+        method: a name that `equipoise methods` lists
+        components: ideas to put on the method, by name
+        net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
+        seed: of weights, batches and drawn partitions; 1 by default
+        out: the run's folder; by default `runs/` and a name made of method, data and seed
+        settings: any other key of a config: `{"prr.pfa": "off", "train.aggregation": "uniform"}`
+        preset: a preset, or a TOML file, that the other arguments change
+        track: trackers that get the scores as well: "tensorboard", "mlflow"
+        resume: go on after the last complete round of the run in `out`
+        progress: show bars and losses; by default in a terminal or a notebook
+
+    Raises:
+        UserError: for settings that make no sense, before anything is written
+    """
+    named = {
+        "method": method,
+        "seed": seed,
+        "components": list(components) or None,
+        "train": {"rounds": rounds, "epochs": epochs, "batch_size": batch_size, "optimiser": {"lr": lr}},
+        "net": {"name": net},
+        "compute": {"device": device, "workers": workers},
+    }
+    given = {key: value for key, value in dotted(named).items() if value is not None}
+    more = dotted(settings or {})
+    twice = sorted(given.keys() & more.keys())
+    if twice:
+        raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")
+    source = None if preset is None else str(preset)
+    where = "settings" if source is None else f"{source} with settings"
+    config = make_config(source, where=where, **nested(given | more | _data_of(federation, more)))
+    refuse_idle_options([*more], config.method)
+    return run_config(config, None if out is None else Path(out), resume=resume, track=track, progress=progress)
+
+
+def run_config(
+    config: Config,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    console: Console | None = None,
+) -> Result:
+    """Run a config in a folder to the end, and write the report; by default in `runs/`, under the run's name."""
+    folder = folder or RUNS / config.run_name
+    names = check_trackers(track)
+    refuse_foreign(folder)
+    console = console or Console()
+    shown = _is_watched(console) if progress is None else progress
+    with Trackers(names, folder) as trackers:
+        with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
+            execute(config, folder, resume, [display, trackers])
+        trackers.report = write_report([folder])
+    return Result(folder)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} as nested tables.
+
+    >>> nested({"train.rounds": 2, "train.epochs": 1, "seed": 3})
+    {'train': {'rounds': 2, 'epochs': 1}, 'seed': 3}
+    """
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, name = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise UserError(f"settings: {key} lies in {part}, which is a value and no table; leave one out")
+        table[name] = value
+    return tables
+
+
+def _data_of(federation: Federation | str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a federation's data, without those that are given anew."""
+    if isinstance(federation, str):
+        return {"data.name": federation}
+    if federation.config is None:
+        raise UserError(
+            "this federation does not say where its images come from, so that a run of it could not go on after an "
+            "interruption; make it with load_federation or Federation.from_arrays"
+        )
+    told = dotted(federation.config.model_dump(mode="python", exclude_unset=True), "data.")
+    return {key: value for key, value in told.items() if key not in settings}
+
+
+def _is_watched(console: Console) -> bool:
+    """Whether somebody sees what a console paints: a terminal or a notebook."""
+    return console.is_terminal or console.is_jupyter or sys.stdout.isatty()
