@@ -19,9 +19,10 @@ import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from equipoise.core.errors import UserError, as_text
+from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
-from equipoise.data.augment import AugmentConfig
+from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
 from equipoise.nets.config import NetConfig
 
@@ -286,7 +287,9 @@ def read_raw(source: str | None) -> dict[str, Any]:
     elif Path(source).is_file():
         content = Path(source).read_bytes()
     else:
-        raise UserError(f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}")
+        close = meant(source, preset_names())
+        hint = f"; did you mean '{close}'?" if close else ";"
+        raise UserError(f"'{source}' is neither a file nor a preset{hint} presets: {', '.join(preset_names())}")
     return parse_toml(content, source)
 
 

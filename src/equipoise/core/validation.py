@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from equipoise.core.errors import UserError
+from equipoise.core.suggestions import meant
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -33,10 +33,12 @@ def _place(error: Any) -> list[str]:
 
 def _explain(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
-        known = _keys_beside(model, error["loc"])
-        close = get_close_matches(str(error["loc"][-1]), known, 1)
-        known_ones = f"; known are {', '.join(known)}" if known else ": there are no settings here"
-        return "unknown key" + (f"; did you mean '{close[0]}'?" if close else known_ones)
+        known, name = _keys_beside(model, error["loc"]), str(error["loc"][-1])
+        close = meant(name, known)
+        elsewhere = _place_of(model, error["loc"]) if close is None else None
+        if close or elsewhere:
+            return f"unknown key; did you mean '{close or elsewhere}'?"
+        return "unknown key" + (f"; known are {', '.join(known)}" if known else ": there are no settings here")
     if error["type"] == "too_short" and error["input"]:  # what was given is told to be wrong elsewhere
         return "nothing of it can be used"
     if error["type"] == "tuple_type" and isinstance(error["input"], dict):
@@ -60,6 +62,21 @@ def _keys_beside(model: type[BaseModel], place: Sequence[str | int]) -> list[str
             )
     # `methods` is where the tables of methods are put together: nobody writes it.
     return [field.alias or name for name, field in table.model_fields.items() if name != "methods"]
+
+
+def _place_of(model: type[BaseModel], place: Sequence[str | int]) -> str | None:
+    """The dotted name of a key that stands in another table than it was looked for; the closest table comes first."""
+    *path, name = [str(key) for key in place]
+    found = [key for key in _dotted_keys(model) if key.rpartition(".")[2] == name]
+    return max(found, key=lambda key: sum(part in path for part in key.split(".")), default=None)
+
+
+def _dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All keys of a table and of the tables in it."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        inner = [kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        yield from _dotted_keys(inner[0], f"{key}.") if inner else (key,)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -101,7 +101,7 @@ def pixels_of(predictor: Predictor, images: Any) -> tuple[Tensor, list[Any]]:
         images: files, a folder of them, or arrays as `equipoise.data.pixels` reads them
     """
     if isinstance(images, str | Path):
-        images = _files_at(Path(images))
+        images = files_in(Path(images))
     if not len(images):
         raise UserError("there are no images to predict; name one or more")
     if all(isinstance(image, str | Path) for image in images):
@@ -111,7 +111,7 @@ def pixels_of(predictor: Predictor, images: Any) -> tuple[Tensor, list[Any]]:
     return torch.from_numpy(np.concatenate([*batches])), [*range(len(images))]
 
 
-def _files_at(path: Path) -> list[Path]:
+def files_in(path: Path) -> list[Path]:
     """The image files of a folder and the folders in it, or the one file."""
     if not path.is_dir():
         return [path]

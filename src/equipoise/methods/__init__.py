@@ -16,7 +16,9 @@ from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.fitting import check_fit
 from equipoise.contract.method import Method, Options
+from equipoise.core.definitions import modules_in, summary
 from equipoise.core.errors import UserError
+from equipoise.core.suggestions import unknown
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
@@ -32,12 +34,17 @@ def method_names() -> list[str]:
 def get_method(name: str) -> Method:
     """A method by name, described by its file, and ready for the components that a config puts on it."""
     if name not in method_names():
-        raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
+        raise unknown("method", name, method_names(), _names_in_papers())
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     if not hasattr(module, "METHOD"):
         raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
     first_paragraph = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
     return dataclasses.replace(module.METHOD, summary=first_paragraph, compose=composition)
+
+
+def _names_in_papers() -> dict[str, str]:
+    """The methods by what their papers call them: the first words of their files, such as PRR-Imbalance."""
+    return {summary(path).partition(":")[0]: name for name, path in modules_in("methods").items()}
 
 
 def measured_costs() -> dict[str, dict[str, float]]:

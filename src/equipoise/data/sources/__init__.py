@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 from equipoise.core.errors import UserError, as_text, first_few
+from equipoise.core.suggestions import meant
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
 
@@ -147,13 +148,23 @@ def load(name: str) -> ModuleType:
     kind, _, argument = name.partition(":")
     available = known()
     if kind not in available:
-        raise UserError(
-            f"unknown data {name!r}; known: {', '.join(available)}; for your own images folder:DIR or manifest:FILE"
-        )
+        hint = _meant(name, list(available))
+        own = "for your own images folder:DIR or manifest:FILE"
+        raise UserError(f"unknown data {name!r}{hint}; known: {', '.join(available)}; {own}")
     form = f"{kind}:PATH" if kind in USER_SOURCES else f"{kind}:DIGEST" if kind in PACKED_SOURCES else kind
     if (form != kind) != bool(argument):
         raise UserError(f"data {name!r} should be written {form}")
     return _module(kind)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What somebody may have meant by a name that no source has."""
+    if name.lower().endswith(".csv") or Path(name).is_file():
+        return f"; did you mean manifest:{name}?"
+    if Path(name).is_dir():
+        return f"; did you mean folder:{name}?"
+    close = meant(name.partition(":")[0], known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
