@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.image_scores import COLUMNS, FILE, hashed_names, read_image_scores
 from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
 from equipoise.engine.runs import config_of, make_config
+from equipoise.nets.outside import named
 from equipoise.report import RunRecord, read_run, write_report
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ BATCH = 256
 HEADLINE = ("balanced_accuracy", "macro_f1", "accuracy", "balanced_auc", "ece")
 
 
-def load_result(path: Path | str) -> Result:
+def load_result(path: Path | str, net: Any = None) -> Result:
     """The result in a run's folder, finished or not.
+
+    Args:
+        net: the object that the run got as its net, which only the process that trained it knows
 
     Raises:
         UserError: where the folder holds no run
@@ -44,7 +48,10 @@ def load_result(path: Path | str) -> Result:
             f"{folder} holds no run: it has no events.jsonl; "
             + (f"its folders {', '.join(there[:5])} do" if there else "name a folder that train or `run` has written")
         )
-    return Result(folder)
+    result = Result(folder)
+    if net is not None:
+        named(net, result.config.net.name)
+    return result
 
 
 class Result:

@@ -18,6 +18,8 @@ from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import refuse_foreign
 from equipoise.engine.runs import execute, make_config, refuse_idle_options
 from equipoise.engine.tracking import Trackers, check_trackers
+from equipoise.nets.config import GIVEN
+from equipoise.nets.outside import named
 from equipoise.report import write_report
 
 RUNS = Path("runs")
@@ -90,15 +92,15 @@ def train(
     Raises:
         UserError: for settings that make no sense, before anything is written
     """
-    named = {
+    arguments = {
         "method": method,
         "seed": seed,
         "components": list(components) or None,
         "train": {"rounds": rounds, "epochs": epochs, "batch_size": batch_size, "optimiser": {"lr": lr}},
-        "net": {"name": net},
+        "net": {"name": net if net is None or isinstance(net, str) else named(net)},
         "compute": {"device": device, "workers": workers},
     }
-    given = {key: value for key, value in dotted(named).items() if value is not None}
+    given = {key: value for key, value in dotted(arguments).items() if value is not None}
     more = dotted(settings or {})
     twice = sorted(given.keys() & more.keys())
     if twice:
@@ -107,6 +109,11 @@ def train(
     where = "settings" if source is None else f"{source} with settings"
     config = make_config(source, where=where, **nested(given | more | _data_of(federation, more)))
     refuse_idle_options([*more], config.method)
+    if config.net.name.startswith(GIVEN) and config.compute.workers > 1:
+        raise UserError(
+            "worker processes cannot see a net that is given as an object; put a function make(num_classes, channels) "
+            "into a module and give that, or leave workers out"
+        )
     return run_config(config, None if out is None else Path(out), resume=resume, track=track, progress=progress)
 
 

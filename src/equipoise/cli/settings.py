@@ -155,6 +155,8 @@ def kind_in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         *first, last = map(str, inner)
         return f"{', '.join(first)} or {last}" if first else last
+    if origin is dict:
+        return "table"
     if origin is tuple:
         length = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
         return f"list{length} ({kind_in_words(inner[0])})"

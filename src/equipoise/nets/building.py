@@ -18,7 +18,11 @@ EFFICIENTNET_RATE = 0.2  # of dropout and of drop-connect, as published
 @torch.no_grad()
 def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
     """The net of a configuration; random weights come from torch's default generator on the CPU."""
-    if config.name in STOCHASTIC_DEPTH:
+    if config.outside:
+        from equipoise.nets.outside import build_outside
+
+        net = build_outside(config, num_classes, channels)
+    elif config.name in STOCHASTIC_DEPTH:
         dropout = EFFICIENTNET_RATE if config.dropout is None else config.dropout
         drop_connect = EFFICIENTNET_RATE if config.drop_connect is None else config.drop_connect
         net = STOCHASTIC_DEPTH[config.name](num_classes, channels, dropout, drop_connect)
@@ -33,6 +37,6 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = config.norm_momentum
-    if config.weights != "none":
+    if config.weights not in ("none", "pretrained"):
         load_weights(net, config.name, config.weights)
     return net
