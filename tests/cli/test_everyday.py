@@ -173,3 +173,10 @@ def test_what_is_read_of_a_method_is_what_its_file_defines(name):
     fields = method.options.model_fields
     assert ("options" in read) == bool(fields)
     assert not fields or read["options"].model_json_schema() == method.options.model_json_schema()
+
+
+def test_methods_and_runs_are_compared(equipoise):  # noqa: F811
+    code, out, _ = equipoise("compare", "local", "fedavg", "--seeds", "1", "--out", "mine", *QUICK)
+    assert code == 0 and "fedavg 1 " in out and "report: mine/report.html" in out
+    code, out, _ = equipoise("compare", "mine/runs/local-seed1", "mine/runs/fedavg-seed1", "--out", "both.html")
+    assert code == 0 and "both.html" in out and Path("both.html").exists()

@@ -427,7 +427,7 @@ def test_the_page_about_data_has_the_terms_of_every_published_data_set():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("isic", "unknown data 'isic'; known: arrays, dermoscopy-prr, fed-isic2019"),
+        ("isic", "unknown data 'isic'; did you mean isic2019"),
         ("folder", "folder:PATH"),
         ("pbc:there", "should be written pbc"),
     ],

@@ -47,7 +47,7 @@ def load_federation(source: str | Path, **settings: Any) -> Federation:
 
 
 def train(
-    federation: Federation | str,
+    federation: Federation | str | None,
     method: str = "fedavg",
     *,
     components: Sequence[str] = (),
@@ -77,7 +77,8 @@ def train(
     True
 
     Args:
-        federation: from `load_federation` or `Federation.from_...`, or the name of a source
+        federation: from `load_federation` or `Federation.from_...`, the name of a source, or None for the data of the
+            preset
         method: a name that `equipoise methods` lists
         components: ideas to put on the method, by name
         net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
@@ -92,23 +93,23 @@ def train(
     Raises:
         UserError: for settings that make no sense, before anything is written
     """
-    arguments = {
-        "method": method,
-        "seed": seed,
-        "components": list(components) or None,
-        "train": {"rounds": rounds, "epochs": epochs, "batch_size": batch_size, "optimiser": {"lr": lr}},
-        "net": {"name": net if net is None or isinstance(net, str) else named(net)},
-        "compute": {"device": device, "workers": workers},
-    }
-    given = {key: value for key, value in dotted(arguments).items() if value is not None}
-    more = dotted(settings or {})
-    twice = sorted(given.keys() & more.keys())
-    if twice:
-        raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")
+    given = named_settings(
+        settings,
+        method=method,
+        components=list(components) or None,
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        net=net,
+        seed=seed,
+        device=device,
+        workers=workers,
+    )
     source = None if preset is None else str(preset)
     where = "settings" if source is None else f"{source} with settings"
-    config = make_config(source, where=where, **nested(given | more | _data_of(federation, more)))
-    refuse_idle_options([*more], config.method)
+    config = make_config(source, where=where, **nested(given | data_of(federation, given)))
+    refuse_idle_options([*dotted(settings or {})], config.method)
     if config.net.name.startswith(GIVEN) and config.compute.workers > 1:
         raise UserError(
             "worker processes cannot see a net that is given as an object; put a function make(num_classes, channels) "
@@ -131,12 +132,37 @@ def run_config(
     names = check_trackers(track)
     refuse_foreign(folder)
     console = console or Console()
-    shown = _is_watched(console) if progress is None else progress
+    shown = is_watched(console) if progress is None else progress
     with Trackers(names, folder) as trackers:
         with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
             execute(config, folder, resume, [display, trackers])
         trackers.report = write_report([folder])
     return Result(folder)
+
+
+#: the keys of a config that arguments of `train` and `compare` stand for, where the names differ
+KEYS = {
+    "rounds": "train.rounds",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.optimiser.lr",
+    "net": "net.name",
+    "device": "compute.device",
+    "workers": "compute.workers",
+}
+
+
+def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
+    """Settings by dotted key: those that arguments stand for, and all others; none may be given twice."""
+    net = arguments.get("net")
+    if net is not None and not isinstance(net, str):
+        arguments["net"] = named(net)
+    given = {KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
+    more = dotted(settings or {})
+    twice = sorted(given.keys() & more.keys())
+    if twice:
+        raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")
+    return given | more
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +183,10 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _data_of(federation: Federation | str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def data_of(federation: Federation | str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a federation's data, without those that are given anew."""
+    if federation is None:
+        return {}
     if isinstance(federation, str):
         return {"data.name": federation}
     if federation.config is None:
@@ -166,10 +194,10 @@ def _data_of(federation: Federation | str, settings: Mapping[str, Any]) -> dict[
             "this federation does not say where its images come from, so that a run of it could not go on after an "
             "interruption; make it with load_federation or Federation.from_arrays"
         )
-    told = dotted(federation.config.model_dump(mode="python", exclude_unset=True), "data.")
+    told = dotted(federation.config.model_dump(mode="json", exclude_unset=True, exclude_none=True), "data.")
     return {key: value for key, value in told.items() if key not in settings}
 
 
-def _is_watched(console: Console) -> bool:
+def is_watched(console: Console) -> bool:
     """Whether somebody sees what a console paints: a terminal or a notebook."""
     return console.is_terminal or console.is_jupyter or sys.stdout.isatty()

@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(running.run)
 app.command()(running.resume)
+app.command()(running.compare)
 app.command()(study)
 app.command()(running.report)
 app.command()(models.evaluate)

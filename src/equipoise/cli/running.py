@@ -11,9 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.given import given
-from equipoise.cli.screen import ROOMY, console, say
+from equipoise.cli.screen import ROOMY, console, plain_table, say
 from equipoise.core.errors import UserError
 
+#: the numbers of a comparison that are shown in per cent
+SPREAD = ("mean", "sd", "low", "high")
 #: marks a folder whose runs the demo may replace
 DEMO = ".demo"
 
@@ -113,6 +115,54 @@ def _run(config: Any, folder: Path | None, resume: bool, track: list[str] | None
     result = run_config(config, folder, resume=resume, track=track or [], progress=True, console=console)
     print_headline([result.path])
     say(f"report: {result.report()}")
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...|RUN...", help="methods to train, or finished runs")],
+    data: Data = None,
+    root: Root = None,
+    preset: Annotated[str | None, typer.Option(help="a preset or TOML file that all runs start from")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each method, with seeds from 1")] = 3,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    net: Net = None,
+    out: Annotated[Path | None, typer.Option(help="the comparison's folder; default studies/<methods>")] = None,
+    device: Device = None,
+    workers: Workers = None,
+    settings: Settings = None,
+) -> None:
+    """Example: equipoise compare local fedavg prr --data folder:images --rounds 20 --epochs 5
+
+    Train several methods on the same data, and compare them: means, intervals and tests over seeds.
+
+    With the folders of finished runs, write the report that compares these.
+    """
+    if all((Path(name) / "events.jsonl").is_file() for name in names):
+        report([Path(name) for name in names], out)
+        return
+    from equipoise.api import compare as compare_methods
+    from equipoise.contract.config import override
+    from equipoise.core.table import dotted
+
+    over = {"data.name": data, "data.root": str(root) if root else None, **dotted(override({}, settings or []))}
+    found = compare_methods(
+        None, names, seeds=seeds, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device,
+        workers=workers, out=out, settings={key: value for key, value in over.items() if value is not None},
+        preset=preset, progress=True,
+    )  # fmt: skip
+    rows = [
+        (name, int(row["n"]), *(_shown(100 * row[number], 1) for number in SPREAD), _shown(row["p"], 3))
+        for name, row in found.table().iterrows()
+    ]
+    headings = ("method", "runs", "mean", "sd", "from", "to", "p")
+    console.print(plain_table(headings, rows, "balanced accuracy, %, with 95 % intervals over seeds"))
+    say(f"report: {found.report()}")
+
+
+def _shown(number: float, digits: int) -> str:
+    return "-" if number != number else f"{number:.{digits}f}"
 
 
 def print_headline(folders: list[Path]) -> None:

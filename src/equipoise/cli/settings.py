@@ -137,7 +137,8 @@ def _is_table(annotation: Any) -> TypeGuard[type[Table]]:
 def _key(path: str, field: FieldInfo) -> Key:
     default = field.get_default(call_default_factory=True)
     shown = NOT_SET if default is None else json.dumps(default)
-    return Key(path, kind_in_words(field.annotation, field.metadata), shown, field.description or "")
+    meaning = " ".join((field.description or "").split())
+    return Key(path, kind_in_words(field.annotation, field.metadata), shown, meaning)
 
 
 def kind_in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:

@@ -94,7 +94,7 @@ def _run(
     check: Callable[[Run], None],
 ) -> Outcome:
     """Run the grid under the eyes of the display and of the trackers."""
-    from equipoise.cli.grid_progress import GridProgress
+    from equipoise.api.grid_progress import GridProgress
     from equipoise.engine.runs import choose_device
     from equipoise.engine.tracking import check_trackers
     from equipoise.studies.runner import run_grid
