@@ -58,7 +58,7 @@ def compare(
 ) -> Comparison:
     """Train several methods on the same data with several seeds, and compare their scores.
 
-    Finished runs are kept: the same call goes on where it was stopped, and runs only what is missing.
+    Finished runs are kept: the same call goes on where it was stopped, and trains the others.
 
     >>> from equipoise import compare, load_federation
     >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})

@@ -55,7 +55,7 @@ def load_result(path: Path | str, net: Any = None) -> Result:
 
 
 class Result:
-    """A run in its folder. All tables are read from there when they are asked for.
+    """A run in its folder. Every call reads the folder anew.
 
     Args:
         path: the run's folder

@@ -4,7 +4,7 @@ How an image is read:
 
 - uint8 and other whole numbers are grey levels from 0 to 255; floats are levels from 0 to 1.
 - An axis of 1 (grey) or 3 (colour) entries holds the channels, first (C, H, W) or last (H, W, C). Where both could,
-  a torch tensor has them first and a numpy array last. `layout` says so where this is wrong.
+  a torch tensor has them first and a numpy array last. `layout` names the other order.
 - Images of two axes (H, W) are grey.
 """
 

@@ -1,7 +1,7 @@
 """What the reported models predict for each validation and test image, kept as `predictions.npz` in the run's folder.
 
-Names of files may name patients, so a name is a hash. Its key comes from the images themselves: runs on the same images
-have the same hashes, and nobody without the images can try names out. Between hospitals there is no such file, since
+Names of files may name patients, so a name is a hash. Its key comes from the images themselves. Runs on the same images
+have the same hashes, and a reader without the images cannot try names out. Between hospitals there is no such file:
 predictions of single images stay at their site.
 """
 
