@@ -10,20 +10,18 @@ from equipoise.core.version import __version__
 if TYPE_CHECKING:
     from equipoise.api import Comparison, Result, compare, load_federation, load_result, train
     from equipoise.components.averaging import FedAvgClient, FedAvgServer
-    from equipoise.contract.method import Batch, Client, Method, Server, Setting
+    from equipoise.contract.method import Batch, Client, Component, Method, Options, Server, Setting
     from equipoise.contract.protocol import Ask, Evaluate, PerSite, Scan, Train
     from equipoise.core.errors import UserError
-    from equipoise.core.table import Table as Options
     from equipoise.data.federation import Federation
 
 #: where each public name is defined; nothing is imported before it is asked for
 _HOMES = {
     "api": ("Comparison", "Result", "compare", "load_federation", "load_result", "train"),
     "components.averaging": ("FedAvgClient", "FedAvgServer"),
-    "contract.method": ("Batch", "Client", "Method", "Server", "Setting"),
+    "contract.method": ("Batch", "Client", "Component", "Method", "Options", "Server", "Setting"),
     "contract.protocol": ("Ask", "Evaluate", "PerSite", "Scan", "Train"),
     "core.errors": ("UserError",),
-    "core.table": ("Options",),
     "data.federation": ("Federation",),
 }
 
@@ -33,6 +31,7 @@ __all__ = [
     "Batch",
     "Client",
     "Comparison",
+    "Component",
     "Evaluate",
     "FedAvgClient",
     "FedAvgServer",
@@ -56,7 +55,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"equipoise.{module}"), {"Options": "Table"}.get(name, name))
+            return getattr(import_module(f"equipoise.{module}"), name)
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 
 

@@ -193,7 +193,7 @@ def test_a_run_with_a_function_of_a_module_resumes_in_workers_and_predicts():
 
 
 def test_a_run_with_an_object_needs_it_again_in_another_process(monkeypatch):
-    from equipoise.nets import outside
+    from equipoise.core import outside
 
     fed = eq.load_federation("phantom", phantom=PHANTOM)
     module = Two(4)

@@ -12,10 +12,13 @@ import pandas as pd
 import tomli_w
 from rich.console import Console
 
+from equipoise import methods as registry
 from equipoise.api.grid_progress import GridProgress
 from equipoise.api.result import Result
 from equipoise.api.training import data_of, is_watched, named_settings, nested
+from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
+from equipoise.core.outside import short_name
 from equipoise.core.storage import write_text
 from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
@@ -35,7 +38,8 @@ LOW = ("ece", "loss")
 #: how sure an interval is
 CONFIDENCE = 0.95
 
-Methods = Sequence[str] | Mapping[str, str | Mapping[str, Any]]
+Row = str | Method | Mapping[str, Any]
+Methods = Sequence[str | Method] | Mapping[str, Row]
 
 
 def compare(
@@ -180,18 +184,21 @@ class Comparison:
         return self.path / "report.html"
 
 
-def _by_name(methods: Methods) -> Mapping[str, str | Mapping[str, Any]]:
+def _by_name(methods: Methods) -> Mapping[str, Row]:
     if isinstance(methods, str):
         raise UserError(f'methods = {methods!r} is one name; give a list, such as ["local", "fedavg"]')
-    return methods if isinstance(methods, Mapping) else {name: name for name in methods}
+    if isinstance(methods, Mapping):
+        return methods
+    return {short_name(name): name for name in (m if isinstance(m, str) else registry.named(m) for m in methods)}
 
 
-def _row(name: str, row: str | Mapping[str, Any]) -> dict[str, Any]:
+def _row(name: str, row: Row) -> dict[str, Any]:
     """A row of a study: its name, its method and its own settings."""
-    settings = {"method": row} if isinstance(row, str) else dict(row)
+    settings = dict(row) if isinstance(row, Mapping) else {"method": row}
     if "method" not in settings:
         raise UserError(f"the row {name!r} names no method; give it one: {{'method': 'fedavg', ...}}")
     method = settings.pop("method")
+    method = method if isinstance(method, str) else registry.named(method)
     return {"name": name, "method": method} | ({"settings": nested(settings)} if settings else {})
 
 

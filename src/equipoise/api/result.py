@@ -12,15 +12,17 @@ import numpy as np
 import pandas as pd
 import torch
 
+from equipoise import methods
 from equipoise.api import frames
 from equipoise.contract.config import Config
+from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.data.federation import PARTS, Federation, Site
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.image_scores import COLUMNS, FILE, hashed_names, read_image_scores
 from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
 from equipoise.engine.runs import config_of, make_config
-from equipoise.nets.outside import named
+from equipoise.nets import outside as nets
 from equipoise.report import RunRecord, read_run, write_report
 
 if TYPE_CHECKING:
@@ -32,11 +34,11 @@ BATCH = 256
 HEADLINE = ("balanced_accuracy", "macro_f1", "accuracy", "balanced_auc", "ece")
 
 
-def load_result(path: Path | str, net: Any = None) -> Result:
+def load_result(path: Path | str, net: Any = None, method: Method | None = None) -> Result:
     """The result in a run's folder, finished or not.
 
     Args:
-        net: the object that the run got as its net, which only the process that trained it knows
+        net, method: objects that the run got, which only the process that trained it knows
 
     Raises:
         UserError: where the folder holds no run
@@ -49,8 +51,10 @@ def load_result(path: Path | str, net: Any = None) -> Result:
             + (f"its folders {', '.join(there[:5])} do" if there else "name a folder that train or `run` has written")
         )
     result = Result(folder)
+    if method is not None:
+        methods.named(method)
     if net is not None:
-        named(net, result.config.net.name)
+        nets.named(net, result.config.net.name)
     return result
 
 

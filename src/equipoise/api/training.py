@@ -9,17 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
+from equipoise import methods
 from equipoise.api.progress import ProgressDisplay
 from equipoise.api.result import Result
 from equipoise.contract.config import Config
+from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
+from equipoise.core.outside import GIVEN
 from equipoise.core.table import dotted
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import refuse_foreign
 from equipoise.engine.runs import execute, make_config, refuse_idle_options
 from equipoise.engine.tracking import Trackers, check_trackers
-from equipoise.nets.config import GIVEN
-from equipoise.nets.outside import named
+from equipoise.nets import outside as nets
 from equipoise.report import write_report
 
 RUNS = Path("runs")
@@ -48,7 +50,7 @@ def load_federation(source: str | Path, **settings: Any) -> Federation:
 
 def train(
     federation: Federation | str | None,
-    method: str = "fedavg",
+    method: str | Method = "fedavg",
     *,
     components: Sequence[str] = (),
     rounds: int | None = None,
@@ -79,7 +81,7 @@ def train(
     Args:
         federation: from `load_federation` or `Federation.from_...`, the name of a source, or None for the data of the
             preset
-        method: a name that `equipoise methods` lists
+        method: a name that `equipoise methods` lists, `file.py`, `package.module:NAME`, or a `Method`
         components: ideas to put on the method, by name
         net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
         seed: of weights, batches and drawn partitions; 1 by default
@@ -109,11 +111,12 @@ def train(
     source = None if preset is None else str(preset)
     where = "settings" if source is None else f"{source} with settings"
     config = make_config(source, where=where, **nested(given | data_of(federation, given)))
-    refuse_idle_options([*dotted(settings or {})], config.method)
-    if config.net.name.startswith(GIVEN) and config.compute.workers > 1:
+    refuse_idle_options([*dotted(settings or {})], config.method, config.components)
+    given_here = [name for name in (config.method, config.net.name) if name.startswith(GIVEN)]
+    if given_here and config.compute.workers > 1:
         raise UserError(
-            "worker processes cannot see a net that is given as an object; put a function make(num_classes, channels) "
-            "into a module and give that, or leave workers out"
+            f"worker processes cannot see {given_here[0]}, which is known to this process alone; put it into a module "
+            "and give it from there, or leave workers out"
         )
     return run_config(config, None if out is None else Path(out), resume=resume, track=track, progress=progress)
 
@@ -154,9 +157,11 @@ KEYS = {
 
 def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
     """Settings by dotted key: those that arguments stand for, and all others; none may be given twice."""
-    net = arguments.get("net")
+    net, method = arguments.get("net"), arguments.get("method")
     if net is not None and not isinstance(net, str):
-        arguments["net"] = named(net)
+        arguments["net"] = nets.named(net)
+    if method is not None and not isinstance(method, str):
+        arguments["method"] = methods.named(method)
     given = {KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
     more = dotted(settings or {})
     twice = sorted(given.keys() & more.keys())

@@ -28,7 +28,10 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's im
 BatchSize = Annotated[int | None, typer.Option(min=2, help="images of a local step")]
 Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the first round")]
 Net = Annotated[str | None, typer.Option(help="a net; see `equipoise settings net`")]
-Components = Annotated[str | None, typer.Option("--with", help="components on top of the method, comma separated")]
+Components = Annotated[
+    str | None,
+    typer.Option("--with", metavar="NAME,...", help="ideas to put on the method; see `equipoise components`"),
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
 Workers = Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")]
@@ -77,7 +80,7 @@ def run(
     refuse_twice(settings or [], options)
     source, out, resume = _run_folder(source, out, resume)
     config = make_config(source, settings or [], **options)
-    refuse_idle_options(settings or [], config.method)
+    refuse_idle_options(settings or [], config.method, config.components)
     _run(config, out, resume, track)
 
 

@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from equipoise.core.errors import UserError, as_text
+from equipoise.core.outside import short_name
 from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
@@ -236,7 +237,7 @@ class Config(Table):
     @property
     def composition(self) -> str:
         """The method's name, with the components that were put on it: `fedbn+margins+npr`."""
-        return "+".join([self.method, *sorted(self.components)])
+        return "+".join([short_name(self.method), *sorted(self.components)])
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""

@@ -10,9 +10,6 @@ from equipoise.core.table import LATER, Table
 NetName = Literal["small-cnn", "resnet18", "efficientnet-b0", "efficientnet-lite0", "vgg16-slim"]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
-#: how the names of nets begin that Python gave as objects
-GIVEN = "python:"
-
 
 class NetConfig(Table):
     """A net, where its first weights come from, and how much of it is dropped in training."""

@@ -7,29 +7,23 @@ A module that gives logits becomes a `Net`: the linear layer that makes the logi
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError, first_line, is_memory
+from equipoise.core.outside import code_digest, find, give, reachable
 from equipoise.core.suggestions import meant
 from equipoise.nets.base import NORM_LAYERS, Net
-from equipoise.nets.config import GIVEN, NetConfig
+from equipoise.nets.config import NetConfig
 
 Make = Callable[[int, int], nn.Module]
 
-#: nets that this process was given as objects, by their names in configs
-_objects: dict[str, Make] = {}
 #: where the head of a net lies, once it was found; "" where a net has none
 _heads: dict[str, str] = {}
 #: pixels per side of the images that heads are looked for with; the first size that a net takes counts
@@ -119,48 +113,25 @@ def named(net: nn.Module | Make, name: str | None = None) -> str:
     Args:
         name: the name that the object must have, where a run knows it already
     """
-    if callable(net) and not isinstance(net, nn.Module):
-        path = f"{getattr(net, '__module__', '')}:{getattr(net, '__qualname__', '')}"
-        if name is None and not path.startswith("__main__:") and _reachable(path, net):
-            return path
-        make: Make = net
-    elif isinstance(net, nn.Module):
+    title = str(getattr(net, "__name__", type(net).__name__)).strip("<>")
+    if isinstance(net, nn.Module):
         kept = deepcopy(net)
-        make = lambda num_classes, channels: deepcopy(kept)  # noqa: E731
-    else:
+        return give(title, net, _digest(net), lambda num_classes, channels: deepcopy(kept), name)
+    if not callable(net):
         raise UserError(
             f"net = {net!r} is no net; give a name, a torch.nn.Module, or a function make(num_classes, channels)"
         )
-    own = f"{GIVEN}{_title(net)}-{_digest(net)}"
-    if name is not None and own != name:
-        raise UserError(f"the net that was given is {own}, but the run was made with {name}; give that one")
-    _objects[own] = make
-    return own
+    module, function = getattr(net, "__module__", ""), getattr(net, "__qualname__", "")
+    if name is None and reachable(net, module, function):
+        return f"{module}:{function}"
+    return give(title, net, code_digest(net), name=name)
 
 
-def _reachable(path: str, net: Any) -> bool:
-    """Whether `package.module:function` leads any process to this object."""
-    module, _, function = path.partition(":")
-    return getattr(sys.modules.get(module), function, None) is net and "<" not in function
-
-
-def _title(net: Any) -> str:
-    return str(getattr(net, "__name__", type(net).__name__)).strip("<>")
-
-
-def _digest(net: Any) -> str:
-    """Identifies a net that was given: by its weights and shape, or by the code that makes it."""
-    found = hashlib.sha256()
-    if isinstance(net, nn.Module):
-        found.update(repr(net).encode())
-        for key, value in net.state_dict().items():
-            found.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    else:
-        code = getattr(net, "__code__", None)
-        try:
-            found.update(inspect.getsource(net).encode())
-        except (OSError, TypeError):
-            found.update(repr((code.co_code, code.co_consts)).encode() if code else repr(net).encode())
+def _digest(net: nn.Module) -> str:
+    """Identifies a module by its layers and weights."""
+    found = hashlib.sha256(repr(net).encode())
+    for key, value in net.state_dict().items():
+        found.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:8]
 
 
@@ -195,62 +166,13 @@ def _module(config: NetConfig, num_classes: int, channels: int) -> nn.Module:
         return _from_monai(name, num_classes, channels, arguments)
     if kind == "hf":
         return _from_hub(name, num_classes, channels, config.weights, arguments)
-    make: Callable[..., Any] = _given(config.name) if config.name.startswith(GIVEN) else _function(config.name)
+    make = find(config.name)
+    if not callable(make):
+        raise UserError(f"{config.name} is no function; name one that takes (num_classes, channels) and gives a module")
     made = make(num_classes, channels, **arguments)
     if not isinstance(made, nn.Module):
         raise UserError(f"{config.name} gave {type(made).__name__}, not a torch.nn.Module; let it return the net")
     return made
-
-
-def _given(name: str) -> Make:
-    if name not in _objects:
-        raise UserError(
-            f"the net {name} was given as an object to another Python process; give it again with "
-            "load_result(RUN, net=...), or put a function make(num_classes, channels) into a module and name it "
-            "net = 'package.module:make'"
-        )
-    return _objects[name]
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """The function behind `package.module:function` or `path/to/file.py:function`."""
-    place, _, function = name.rpartition(":")
-    module = _file(Path(place)) if place.endswith(".py") else _import(place, name)
-    found: Any = module
-    for part in function.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        close = meant(function, [other for other in vars(module) if callable(getattr(module, other))])
-        hint = f"; did you mean {place}:{close}?" if close else ""
-        raise UserError(f"{place} has no function {function} that could make a net{hint or '; check its name'}")
-    return found
-
-
-def _import(place: str, name: str) -> ModuleType:
-    """A module, looked for in the working folder as well."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(place)
-    except ImportError as problem:
-        raise UserError(
-            f"the net {name}: {problem}; start where the module {place} can be imported, or install its package"
-        ) from None
-
-
-def _file(path: Path) -> ModuleType:
-    """A Python file as a module."""
-    resolved = path.expanduser().resolve()
-    if not resolved.is_file():
-        raise UserError(f"there is no file {path} for the net; check its path")
-    title = f"equipoise_net_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
-    if title not in sys.modules:
-        spec = importlib.util.spec_from_file_location(title, resolved)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[title] = module
-    return sys.modules[title]
 
 
 def _from_monai(name: str, num_classes: int, channels: int, arguments: Mapping[str, Any]) -> nn.Module:
