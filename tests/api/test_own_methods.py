@@ -111,3 +111,18 @@ def test_methods_that_are_not_there(method, told):
     with pytest.raises(eq.UserError, match=told):
         eq.train("phantom", method, out="run")
     assert not Path("run").exists()
+
+
+def test_components_go_on_a_method_by_python_and_by_the_command_line():
+    fed = eq.load_federation("phantom", phantom=PHANTOM)
+    result = eq.train(
+        fed, "fedbn", components=["prox", "margins"], rounds=1, out="python", settings=SMALL | {"prox.mu": 1.0}
+    )
+    sets = [f"--set=data.phantom.{key}={value}" for key, value in PHANTOM.items()]
+    sets += ["--set=train.batch_size=8", "--set=augment.name=flips", "--set=prox.mu=1.0", "--rounds=1", "--out=command"]
+    command = [sys.executable, "-m", "equipoise", "run", "--method=fedbn", "--with=margins,prox", *sets]
+    subprocess.run(command, check=True, capture_output=True)
+    assert_same_bits(all_state(result.path), all_state(Path("command")))
+    assert Path("python/config.toml").read_bytes() == Path("command/config.toml").read_bytes()
+    with pytest.raises(eq.UserError, match="no component 'margin'; did you mean 'margins'"):
+        eq.train(fed, "fedbn", components=["margin"], out="run")

@@ -139,6 +139,7 @@ def test_common_settings_have_options(equipoise):  # noqa: F811
         (("run", "--data", "here"), "did you mean folder:here?"),
         (("run", "--set", "train.lr=0.1"), "did you mean 'train.optimiser.lr'?"),
         (("run", "--set", "epochs=2"), "did you mean 'train.epochs'?"),
+        (("run", "--with", "margns"), "did you mean 'margins'?"),
         (("init", "--method", "fedpox"), "did you mean 'fedprox'?"),
     ],
 )

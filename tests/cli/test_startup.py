@@ -16,7 +16,7 @@ def test_the_command_line_loads_nothing_heavy():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("listed", ["methods", "presets", "settings", "data list", "runs", "--help"])
+@pytest.mark.parametrize("listed", ["methods", "components", "presets", "settings", "data list", "runs", "--help"])
 def test_lists_do_not_wait_for_torch_and_fit_80_columns(listed):
     lines = "import sys, equipoise.cli.app as cli; sys.argv[0] = 'equipoise'\ntry: cli.main()\nfinally: "
     code = lines + f"print(*sorted({SLOW} & sys.modules.keys()), file=sys.stderr)"

@@ -65,6 +65,10 @@ def sections(table: str | None = None) -> list[Section]:
     if table is None:
         return everything
     chosen = [section for section in everything if section.name == table or section.name.startswith(f"{table}.")]
+    if not chosen and table in modules_in("components"):
+        from equipoise.components import get_component
+
+        return list(_sections(table, get_component(table)))
     if not chosen:
         names = ", ".join(section.name for section in everything if section.name)
         raise UserError(f"there is no table '{table}' with keys; tables: {names}")
@@ -81,6 +85,7 @@ def notes() -> list[str]:
     pixels = constant(PACKAGE / "engine" / "runs.py", "SMALL_PIXELS")
     return [
         f"Defaults that come with a method: {'; '.join(implied)}.",
+        "Options of a component: `equipoise components show NAME`.",
         f"Without net.name, images of more than {pixels} pixels a side are trained with resnet18.",
     ]
 

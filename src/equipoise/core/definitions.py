@@ -135,8 +135,7 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield node.id
     inner = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef):
-        annotations = [argument.annotation for argument in node.args.args if argument.annotation]
-        inner = iter([*node.decorator_list, *node.args.defaults, *annotations])
+        inner = iter([*node.decorator_list, *node.args.defaults])  # annotations are read later, if ever
     if isinstance(node, ast.ClassDef):
         own = {name for statement in node.body for name in _defines(statement)}
         yield from (name for child in inner for name in _names(child) if name not in own)
