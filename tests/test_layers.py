@@ -66,7 +66,7 @@ def test_the_words_and_numbers_of_a_report_need_no_figures():
 @pytest.mark.parametrize(
     ("name", "homes"),
     [
-        ("given", ["cli.given", "cli.app", "cli.data", "cli.hospitals"]),
+        ("given", ["cli.given", "cli.running", "cli.data", "cli.hospitals"]),
         ("missing_training", ["data.assembly", "hospitals.descriptions"]),
         ("byte_unit", ["report.summary", "report.figures"]),
     ],

@@ -1,5 +1,63 @@
 """Equipoise: federated learning for medical images when classes are imbalanced and hospitals differ."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from equipoise.core.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from equipoise.api import Comparison, Result, compare, load_federation, load_result, train
+    from equipoise.components.averaging import FedAvgClient, FedAvgServer
+    from equipoise.contract.method import Batch, Client, Component, Method, Options, Server, Setting
+    from equipoise.contract.protocol import Ask, Evaluate, PerSite, Scan, Train
+    from equipoise.core.errors import UserError
+    from equipoise.data.federation import Federation
+
+#: where each public name is defined; nothing is imported before it is asked for
+_HOMES = {
+    "api": ("Comparison", "Result", "compare", "load_federation", "load_result", "train"),
+    "components.averaging": ("FedAvgClient", "FedAvgServer"),
+    "contract.method": ("Batch", "Client", "Component", "Method", "Options", "Server", "Setting"),
+    "contract.protocol": ("Ask", "Evaluate", "PerSite", "Scan", "Train"),
+    "core.errors": ("UserError",),
+    "data.federation": ("Federation",),
+}
+
+__all__ = [
+    "__version__",
+    "Ask",
+    "Batch",
+    "Client",
+    "Comparison",
+    "Component",
+    "Evaluate",
+    "FedAvgClient",
+    "FedAvgServer",
+    "Federation",
+    "Method",
+    "Options",
+    "PerSite",
+    "Result",
+    "Scan",
+    "Server",
+    "Setting",
+    "Train",
+    "UserError",
+    "compare",
+    "load_federation",
+    "load_result",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"equipoise.{module}"), name)
+    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

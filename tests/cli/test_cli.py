@@ -97,10 +97,10 @@ def test_predict_gives_probabilities_of_the_global_and_a_personal_model(equipois
     assert abs(sum(map(float, probabilities)) - 1) < 1e-5
 
 
-def test_methods_lists_each_with_paper_year_change_what_it_sends_and_costs(equipoise):
+def test_methods_lists_each_with_paper_year_change_and_costs(equipoise):
     code, out, _ = equipoise("methods")
     assert code == 0
-    row = r"fedrep Collins et al\. 2021 personalisation \(head\), .* model, examples"
+    row = r"fedrep Collins et al\. 2021 personalisation \(head\).*"
     assert re.search(row + 3 * r" x\d+\.\d", out), "on one line, as wide as it takes"
     assert all(
         f" {name} {get_method(name).paper.split(',')[0]} " in out

@@ -27,6 +27,7 @@ from equipoise.data.augment.colour import (
     adjust_hue,
     adjust_saturation,
 )
+from equipoise.data.augment.config import PipelineName
 from equipoise.data.augment.draws import Batch, Photometric, allot
 from equipoise.data.augment.filters import (
     BinomialBlur,
@@ -48,7 +49,7 @@ from equipoise.data.augment.geometry import (
     sampling_grid,
     similarity,
 )
-from equipoise.data.augment.pipelines import PIPELINES, PipelineName
+from equipoise.data.augment.pipelines import PIPELINES
 from equipoise.data.augment.randaugment import FAMILIES, NOTHING, Draw, Operation, RandAugment
 
 RANDOM = sorted(set(PIPELINES) - {"none", "fedbm"})

@@ -79,7 +79,8 @@ def test_where_personal_models_choose_they_are_made_in_every_round(tmp_path):
 
 def test_a_mean_over_the_last_rounds_has_the_fine_tuned_models_of_each(tmp_path):
     made = adaptations(tmp_path, "fedetf", *GLOBAL, "evaluation.rule='mean_last'", "evaluation.last=2")
-    assert made == [(number, site) for number in (2, 3) for site in SITES]
+    last = "the last ones once more, for the predictions of the models that stay"
+    assert made == [(number, site) for number in (2, 3, 3) for site in SITES], last
     measured = {(e["site"], e["round"]): e["metrics"]["accuracy"] for e in scored(tmp_path, "personal")}
     assert {number for _, number in measured} == {2, 3} and scored(tmp_path, "personal", "final")
 
@@ -87,7 +88,8 @@ def test_a_mean_over_the_last_rounds_has_the_fine_tuned_models_of_each(tmp_path)
 @pytest.mark.parametrize("more", [(), (COMMON,)], ids=["sites", "common"])
 def test_without_test_images_every_round_shows_the_validation_scores_of_all_models(tmp_path, more):
     made = adaptations(tmp_path, "fedetf", *GLOBAL, *more, without_tests=True)
-    assert [number for number, _ in made] == [n for n in (1, 1, 2, 3) for _ in SITES], "and none for a test of nothing"
+    chosen = events(tmp_path, "selection")[-1]["round"]
+    assert [number for number, _ in made] == [n for n in (1, 1, 2, 3, chosen) for _ in SITES], "the chosen ones twice"
     assert {e["round"] for e in scored(tmp_path, "personal")} == {0, 1, 2, 3}
 
 

@@ -26,9 +26,9 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from equipoise.api.progress import ProgressDisplay
 from equipoise.cli import hospitals as deploy_cli
 from equipoise.cli.app import app
-from equipoise.cli.progress import ProgressDisplay
 from equipoise.contract.method import Client
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError

@@ -19,7 +19,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from consortium import wait_for
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.routing import iter_route_contexts
 from flwr.app import Message
@@ -47,8 +46,8 @@ from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER, TaskType
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink import config_loader
-from knocking import Answer, Caller, head, is_cut, push_reply, raw_connection
 
+from consortium import wait_for
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.hospitals import links
@@ -68,6 +67,7 @@ from equipoise.hospitals.security import keep_private, new_key_pair, node_keys, 
 from equipoise.hospitals.security import signer as coordinators
 from equipoise.hospitals.site import check_admission
 from equipoise.hospitals.superlink import SuperLinkSettings, flowers_app, fresh_database
+from knocking import Answer, Caller, head, is_cut, push_reply, raw_connection
 
 SITES = ("hospital a", "hospital b", "hospital c")
 LIMITS = Limits(strangers=20, site=10, head_seconds=4.0, request_seconds=5.0)

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from knocking import Caller
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
@@ -25,6 +24,7 @@ from equipoise.hospitals.pilot import make_certificates
 from equipoise.hospitals.processes import free_port
 from equipoise.hospitals.renewal import renew
 from equipoise.hospitals.security import node_keys, private_key, signer, verifier
+from knocking import Caller
 
 
 @pytest.fixture

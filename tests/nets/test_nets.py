@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from equipoise.core.errors import UserError
-from equipoise.nets import PLAIN, STOCHASTIC_DEPTH, Net, NetConfig, build_net, groups
+from equipoise.nets import Net, NetConfig, build_net, groups
+from equipoise.nets.building import PLAIN, STOCHASTIC_DEPTH
 from equipoise.nets.config import NetName
 from equipoise.nets.rounding import batches_rounded_up, rounded_up
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.cli.grid_progress import GridProgress
+from equipoise.api.grid_progress import GridProgress
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import make_config
 from equipoise.report.figures import federation_bubbles

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
-components_app = typer.Typer(help="The ideas that go on any method: list them, or show one with what it needs.")
-console = Console()
+from equipoise.cli.screen import ExampleGroup, console, plain_table
+from equipoise.core.definitions import modules_in, summary
+
+components_app = typer.Typer(
+    cls=ExampleGroup,
+    help="Example: equipoise components show margins\n\nThe ideas that go on any method: list them, or show one.",
+)
+#: modules among the components that are none
+BASES = ("averaging",)
 
 
 @components_app.callback(invoke_without_command=True)
 def components(context: typer.Context) -> None:
-    """List the components: what each is, and the seat that it holds."""
-    from equipoise.components import component_names, first_lines, get_component
+    """Example: equipoise components
 
+    The ideas that go on any method: list them, or show one with what it needs.
+    """
     if context.invoked_subcommand:
         return
-    table = Table(Column("component", no_wrap=True), Column("seat"), Column("what it does"), box=SIMPLE_HEAD)
-    lines = first_lines()
-    for name in component_names():
-        seats = ", ".join(sorted(get_component(name)().holds()))
-        table.add_row(escape(name), seats, escape(lines[name]))
-    console.print(table)
-    console.print("equipoise run --method fedbn --with margins,npr   puts components on a method.", highlight=False)
+    found = {name: summary(path) for name, path in modules_in("components").items() if name not in BASES}
+    console.print(plain_table(("component", "what it does"), [(name, _sentence(text)) for name, text in found.items()]))
+    console.print("on a method: equipoise run --method fedbn --with margins,npr", highlight=False)
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of a text; "Eqs. 1" ends none."""
+    return re.split(r"(?<!Eq)(?<!Eqs)\. ", text)[0].rstrip(".")
 
 
 @components_app.command()
 def show(name: Annotated[str, typer.Argument(help="a component, such as margins")]) -> None:
-    """Show a component: its seat, its needs, what it takes away, what leaves a site, its options, its paper."""
+    """Example: equipoise components show margins
+
+    Show a component: its seat, its needs, what it takes away, what leaves a site, its options, its paper.
+    """
     from equipoise.cli.settings import kind_in_words
     from equipoise.components import describe, get_component
     from equipoise.contract.component import SEATS, WORDS, variations

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from equipoise.cli.screen import ExampleGroup, console
 from equipoise.core.errors import UserError
 
-concepts_app = typer.Typer(help="Class concepts in words, for FedBM: build, list and show banks.", no_args_is_help=True)
-console = Console()
+concepts_app = typer.Typer(
+    cls=ExampleGroup,
+    help="Example: equipoise concepts list\n\nClass concepts in words, for FedBM: build, list and show banks.",
+    no_args_is_help=True,
+)
+
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="a data set, folder:DIR or manifest:FILE")]
 Classes = Annotated[str | None, typer.Option(help="class names, comma separated; default the data set's")]
@@ -30,7 +34,10 @@ def build(
     prompts: Annotated[Path | None, typer.Option(help="TOML file with templates and a table concepts")] = None,
     out: Annotated[Path | None, typer.Option(help="default: where FedBM looks for it")] = None,
 ) -> None:
-    """Encode the prompts of a data set's classes, once, and keep the embeddings."""
+    """Example: equipoise concepts build pbc
+
+    Encode the prompts of a data set's classes, once, and keep the embeddings.
+    """
     from equipoise.nets.concepts.bank import bank_file, bank_folders, build_bank, dataset_key
     from equipoise.nets.concepts.encoders import DEFAULT_ENCODER, load_encoder
     from equipoise.nets.concepts.prompts import read_wording
@@ -65,7 +72,10 @@ def class_names(data: str, given: str | None) -> tuple[str, ...]:
 
 @concepts_app.command("list")
 def list_banks() -> None:
-    """List the banks at hand."""
+    """Example: equipoise concepts list
+
+    List the banks at hand.
+    """
     from equipoise.nets.concepts.bank import bank_folders, stored_banks
 
     table = Table("data set", "encoder", "classes", "prompts", "width", "where")
@@ -77,7 +87,10 @@ def list_banks() -> None:
 
 @concepts_app.command("show")
 def show(data: Data, classes: Classes = None, encoder: Encoder = None) -> None:
-    """Show what a bank says about each class, and how far apart the classes lie."""
+    """Example: equipoise concepts show pbc
+
+    Show what a bank says about each class, and how far apart the classes lie.
+    """
     from equipoise.data.config import DataConfig
     from equipoise.nets.concepts.bank import find_bank
     from equipoise.nets.concepts.encoders import DEFAULT_ENCODER

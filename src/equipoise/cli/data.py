@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from equipoise.cli.given import given, pairs
+from equipoise.cli.listing import sources
+from equipoise.cli.screen import ExampleGroup, console
 
-data_app = typer.Typer(help="Data: list sources, prepare a packed store, inspect a federation.", no_args_is_help=True)
-console = Console()
+data_app = typer.Typer(
+    cls=ExampleGroup,
+    help="Example: equipoise data inspect folder:images\n\nData: list sources, prepare a packed store, inspect a "
+    "federation.",
+    no_args_is_help=True,
+)
 
 Layout = Annotated[str | None, typer.Option(help="levels of folder:DIR, such as site/class or split/class")]
 Columns = Annotated[
@@ -21,13 +26,7 @@ Columns = Annotated[
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")]
 
 
-@data_app.command("list")
-def data_list() -> None:
-    """List the built-in sources."""
-    from equipoise.data.sources import known
-
-    for name, title in known().items():
-        console.print(f"[bold]{name:<16}[/] {title}", highlight=False)
+data_app.command("list")(sources)
 
 
 @data_app.command("prepare")
@@ -41,7 +40,10 @@ def data_prepare(
     column: Columns = None,
     settings: Settings = None,
 ) -> None:
-    """Decode a source's images once into a packed store."""
+    """Example: equipoise data prepare pbc --from downloads
+
+    Decode a source's images once into a packed store.
+    """
     from equipoise.data.prepare import prepare
 
     config = _data_config(
@@ -65,7 +67,10 @@ def data_inspect(
     column: Columns = None,
     settings: Settings = None,
 ) -> None:
-    """Print a data set's terms, the federation's site x class table, its warnings, and draw it."""
+    """Example: equipoise data inspect folder:images --chart sites.png
+
+    Print a data set's terms, the federation's site x class table, its warnings, and draw it.
+    """
     from equipoise.cli.inspection import bubble_chart, table
     from equipoise.data import load_federation
     from equipoise.data.sources import terms

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from equipoise.cli.given import given
+from equipoise.cli.screen import console
 from equipoise.core.errors import UserError, install
 
-console = Console()
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
 Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
 KeepUpdates = Annotated[
@@ -79,7 +78,10 @@ def server(
     keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
-    """Run a config with the hospitals that a file names, and write the report."""
+    """Example: equipoise server server.toml prr-dermoscopy
+
+    Run a config with the hospitals that a file names, and write the report.
+    """
     _prepare()
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import check_config, running_superlink
@@ -106,7 +108,7 @@ def _conduct(
     keep_updates: bool,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> None:
-    from equipoise.cli.progress import ProgressDisplay
+    from equipoise.api.progress import ProgressDisplay
     from equipoise.hospitals.coordinator import conduct
 
     class Display(ProgressDisplay):
@@ -130,7 +132,10 @@ def site(
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for the server")] = 0.0,
     insecure: Insecure = False,
 ) -> None:
-    """Let a hospital take part: check its data and the connection, then answer the server until stopped."""
+    """Example: equipoise site site.toml
+
+    Let a hospital take part: check its data and the connection, then answer the server until stopped.
+    """
     _prepare()
     from equipoise.hospitals.deployment_files import SiteFile
     from equipoise.hospitals.descriptions import describe
@@ -163,7 +168,10 @@ def certificates(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
     days: Annotated[int, typer.Option(min=1, max=36500, help="how long certificates are valid")] = 365,
 ) -> None:
-    """Make a small CA, the server's certificate, the coordinator's key and a key for every site."""
+    """Example: equipoise certificates keys --site A --site B --host server.example.org
+
+    Make a small CA, the server's certificate, the coordinator's key and a key for every site.
+    """
     _prepare()
     from equipoise.hospitals.pilot import make_certificates
 
@@ -200,7 +208,10 @@ def pilot(
     keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
-    """Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report."""
+    """Example: equipoise pilot --method fedavg --rounds 2
+
+    Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report.
+    """
     _prepare()
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import running_superlink

@@ -1,44 +1,104 @@
-"""Commands for what a finished run leaves: `equipoise predict` and `equipoise export`."""
+"""Commands for what a finished run leaves: `equipoise predict`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-console = Console()
+from equipoise.cli.given import given
+from equipoise.cli.screen import console, plain_table, say
+
+if TYPE_CHECKING:
+    from equipoise.data import Federation
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder")]
 Site = Annotated[str | None, typer.Option(help="use this site's personal model")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="as CSV, for other programs")]
+
+#: the columns of scores that a terminal shows
+SHOWN = {"balanced_accuracy": "bal. acc.", "macro_f1": "F1", "accuracy": "acc.", "balanced_auc": "AUC", "ece": "ECE"}
 
 
 def predict(
     run_folder: RunFolder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE|FOLDER...")],
     site: Site = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="as CSV, for other programs")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
-    """Classify images with a run's selected model."""
-    from equipoise.engine.prediction import predict_images
+    """Example: equipoise predict runs/mine new-images --csv > predictions.csv
 
-    classes, rows = predict_images(run_folder, images, site)
+    Classify images, or all images in folders, with a run's selected model.
+    """
+    from equipoise.engine.prediction import files_in, predict_images
+
+    files = [file for path in images for file in files_in(path)]
+    classes, rows = predict_images(run_folder, files, site)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["image", "prediction", *classes])
-        for path, probabilities in zip(images, rows):
+        for path, probabilities in zip(files, rows):
             writer.writerow([path, classes[int(probabilities.argmax())], *(f"{p:.6f}" for p in probabilities.tolist())])
         return
-    table = Table(Column("image", overflow="fold"), "prediction", *map(escape, classes))
-    for path, probabilities in zip(images, rows):
+    table = Table(Column("image", overflow="fold"), "prediction", *map(escape, classes), box=SIMPLE_HEAD)
+    for path, probabilities in zip(files, rows):
         best = int(probabilities.argmax())
         table.add_row(escape(str(path)), escape(classes[best]), *(f"{p:.3f}" for p in probabilities.tolist()))
     console.print(table)
+
+
+def evaluate(
+    run_folder: RunFolder,
+    data: Annotated[str | None, typer.Option(help="other labelled images: folder:DIR, manifest:FILE, a source")] = None,
+    root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
+    site: Site = None,
+    split: Annotated[str | None, typer.Option(help="only train, valid or test images")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")
+    ] = None,
+    as_csv: AsCsv = False,
+) -> None:
+    """Example: equipoise evaluate runs/mine --data folder:other-hospital
+
+    Score a finished run's models on other labelled images; without --data, on its own validation and test images.
+    """
+    from equipoise.api import load_result
+
+    result = load_result(run_folder)
+    federation = None if data is None else _federation_for(result, data, root, settings or [])
+    table = result.evaluate(federation, site, split)
+    if as_csv:
+        typer.echo(table.to_csv(index=False), nl=False)
+        return
+    rows = [
+        (
+            row["site"] if isinstance(row["site"], str) else "all",
+            *(row[name] for name in ("view", "split", "n")),
+            *("-" if row[name] != row[name] else f"{100 * row[name]:.1f}" for name in SHOWN),
+        )
+        for row in table.astype({"n": int}).to_dict("records")
+    ]
+    console.print(plain_table(("site", "model", "split", "n", *SHOWN.values()), rows, "scores, %"))
+
+
+def _federation_for(result: Any, data: str, root: Path | None, settings: list[str]) -> Federation:
+    """Labelled images as the run's models take them: of the run's size, made square as the run's were."""
+    from equipoise.data import load_federation
+    from equipoise.engine.events import first_event
+    from equipoise.engine.runs import make_config
+
+    own = result.config.data
+    size = first_event(result.path / "events.jsonl")["image_size"]
+    alike = given(crop=own.crop, colour_constancy=own.colour_constancy, store=str(own.store) if own.store else None)
+    table = given(name=data, root=str(root) if root else None, size=size, **alike or {})
+    keys = [text if text.startswith("data.") else f"data.{text}" for text in settings]
+    return load_federation(make_config(None, keys, data=table).data, result.config.seed)
 
 
 def export(
@@ -46,15 +106,14 @@ def export(
     file: Annotated[Path, typer.Argument(help="a new file: .pt2 (PyTorch) or .onnx")],
     site: Site = None,
 ) -> None:
-    """Write a run's selected model to a file that works without Equipoise."""
+    """Example: equipoise export runs/mine model.onnx
+
+    Write a run's selected model to a file that works without Equipoise.
+    """
     from equipoise.engine.exporting import export_model
 
     card = export_model(run_folder, file, site)
     shape = ", ".join(map(str, card["pixels"]["shape"]))
     whose = f"the personal model of {card['site']}" if card["site"] else "the global model"
-    console.print(
-        f"{escape(str(file))}: {escape(whose)} of {escape(card['method'])}, uint8 pixels ({shape}) to probabilities of "
-        f"{escape(', '.join(card['classes']))}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    classes = ", ".join(card["classes"])
+    say(f"{file}: {whose} of {card['method']}, uint8 pixels ({shape}) to probabilities of {classes}")

@@ -7,21 +7,19 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from rich.box import SIMPLE_HEAD
-from rich.table import Table as RichTable
+from rich.padding import Padding
 from rich.text import Text
 
 from equipoise.contract.config import Config
+from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
 from equipoise.core.errors import UserError
-from equipoise.core.table import Table
-from equipoise.engine.runs import SMALL_PIXELS
-from equipoise.methods import get_method, method_names
-from equipoise.studies.grid import as_settings
+from equipoise.core.table import Table, dotted
 
 HEADINGS = ("key", "type", "default", "meaning")
 PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}
@@ -59,14 +57,18 @@ def sections(table: str | None = None) -> list[Section]:
     Raises:
         UserError: when there is no table of this name
     """
-    options = {name: get_method(name).options for name in method_names()}
+    options = {name: method["options"] for name, method in _methods().items() if "options" in method}
     everything = [
         *_sections("", Config, left_out=("methods",)),
-        *(section for name, model in options.items() if model.model_fields for section in _sections(name, model)),
+        *(section for name, model in options.items() for section in _sections(name, model)),
     ]
     if table is None:
         return everything
     chosen = [section for section in everything if section.name == table or section.name.startswith(f"{table}.")]
+    if not chosen and table in modules_in("components"):
+        from equipoise.components import get_component
+
+        return list(_sections(table, get_component(table)))
     if not chosen:
         names = ", ".join(section.name for section in everything if section.name)
         raise UserError(f"there is no table '{table}' with keys; tables: {names}")
@@ -75,24 +77,32 @@ def sections(table: str | None = None) -> list[Section]:
 
 def notes() -> list[str]:
     """What a list of defaults cannot say: where they depend on the method or the data."""
-    defaults = {name: get_method(name).defaults for name in method_names()}
-    implied = (f"{name}: {', '.join(as_settings(values))}" for name, values in defaults.items() if values)
+    implied = [
+        f"{name}: {', '.join(f'{key}={json.dumps(value)}' for key, value in dotted(method['defaults']).items())}"
+        for name, method in _methods().items()
+        if "defaults" in method
+    ]
+    pixels = constant(PACKAGE / "engine" / "runs.py", "SMALL_PIXELS")
     return [
         f"Defaults that come with a method: {'; '.join(implied)}.",
-        f"Without net.name, images of more than {SMALL_PIXELS} pixels a side are trained with resnet18.",
+        "Options of a component: `equipoise components show NAME`.",
+        f"Without net.name, images of more than {pixels} pixels a side are trained with resnet18.",
     ]
 
 
-def as_table(chosen: Iterable[Section]) -> RichTable:
-    """The keys as a table for the terminal."""
-    shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in HEADINGS:
-        shown.add_column(heading, overflow="fold", no_wrap=heading == "key")
+@cache
+def _methods() -> dict[str, dict[str, Any]]:
+    """What the files of the methods say of each, among it the table of its options and its defaults."""
+    return {name: arguments(path, "METHOD", options=True) for name, path in modules_in("methods").items()}
+
+
+def as_lines(chosen: Iterable[Section]) -> Iterator[Text | Padding]:
+    """The keys for a terminal of any width: each with its type and default, and below them its meaning."""
     for section in chosen:
         for key in section.keys:
-            shown.add_row(*map(Text, key.cells()))
-        shown.add_section()
-    return shown
+            default = "" if key.default == NOT_SET else f"; default {key.default}"
+            yield Text.assemble((key.path, "bold"), f"  {key.kind}{default}")
+            yield Padding(Text(key.meaning), (0, 0, 0, 4))
 
 
 def as_markdown(chosen: Sequence[Section]) -> str:
@@ -132,7 +142,8 @@ def _is_table(annotation: Any) -> TypeGuard[type[Table]]:
 def _key(path: str, field: FieldInfo) -> Key:
     default = field.get_default(call_default_factory=True)
     shown = NOT_SET if default is None else json.dumps(default)
-    return Key(path, kind_in_words(field.annotation, field.metadata), shown, field.description or "")
+    meaning = " ".join((field.description or "").split())
+    return Key(path, kind_in_words(field.annotation, field.metadata), shown, meaning)
 
 
 def kind_in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
@@ -150,6 +161,8 @@ def kind_in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         *first, last = map(str, inner)
         return f"{', '.join(first)} or {last}" if first else last
+    if origin is dict:
+        return "table"
     if origin is tuple:
         length = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
         return f"list{length} ({kind_in_words(inner[0])})"

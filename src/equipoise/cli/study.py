@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli.screen import console
 from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from equipoise.engine.loop import Run
     from equipoise.studies.grid import Cell, StudyConfig
     from equipoise.studies.runner import Outcome
-
-console = Console()
 
 
 def study(
@@ -44,7 +42,10 @@ def study(
     report_only: Annotated[bool, typer.Option("--report-only", help="run nothing, write anew")] = False,
     track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
 ) -> None:
-    """Run the grid of a study, go on where it stopped, and write its tables, statistics and report."""
+    """Example: equipoise study phantom-all --plan
+
+    Run the grid of a study, go on where it stopped, and write its tables, statistics and report.
+    """
     from equipoise.cli.study_tables import print_plan
     from equipoise.engine.runs import refuse_twice
     from equipoise.studies.checks import Checks, check_common_sets
@@ -93,7 +94,7 @@ def _run(
     check: Callable[[Run], None],
 ) -> Outcome:
     """Run the grid under the eyes of the display and of the trackers."""
-    from equipoise.cli.grid_progress import GridProgress
+    from equipoise.api.grid_progress import GridProgress
     from equipoise.engine.runs import choose_device
     from equipoise.engine.tracking import check_trackers
     from equipoise.studies.runner import run_grid

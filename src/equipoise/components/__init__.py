@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from equipoise.contract.component import Component, Sheet, variations
 from equipoise.contract.composition import EPOCH, TRAIN, Names
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
+from equipoise.core.suggestions import unknown
 
-#: where a sentence ends; "Eqs. 1" is no end
-SENTENCE_END = re.compile(r"(?<!Eq)(?<!Eqs)\. ")
 #: modules of this package that hold no component
 BASES = ("averaging",)
 
@@ -34,9 +31,7 @@ def get_component(name: str) -> type[Component]:
     """A component by name."""
     known = component_names()
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        meant = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"there is no component '{name}'; {meant}`equipoise components` lists them")
+        raise unknown("component", name, known)
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     component: type[Component] = module.COMPONENT
     return component
@@ -119,11 +114,6 @@ def describe(name: str) -> str:
     """What a component is, in the first paragraph of its file."""
     get_component(name)
     return _first_paragraph(name)
-
-
-def first_lines() -> dict[str, str]:
-    """The first sentence about each component. Loads none of them."""
-    return {name: SENTENCE_END.split(_first_paragraph(name))[0].rstrip(".") for name in component_names()}
 
 
 def _first_paragraph(name: str) -> str:

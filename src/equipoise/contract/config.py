@@ -10,35 +10,22 @@ import copy
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from equipoise.core.errors import UserError, as_text
+from equipoise.core.outside import short_name
+from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table, drop_later
-from equipoise.data.augment import AugmentConfig
+from equipoise.core.validation import validated
+from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
 from equipoise.nets.config import NetConfig
-
-T = TypeVar("T", bound=BaseModel)
-
-LONGEST_VALUE = 80
-"""Characters of a wrong value that a message still shows."""
-
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""
@@ -250,11 +237,15 @@ class Config(Table):
     @property
     def composition(self) -> str:
         """The method's name, with the components that were put on it: `fedbn+margins+npr`."""
-        return "+".join([self.method, *sorted(self.components)])
+        return "+".join([short_name(self.method), *sorted(self.components)])
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""
         return self.evaluation.may_report(number, self.train.rounds)
+
+    def with_rounds(self, rounds: int) -> Config:
+        """The same config with another number of rounds."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"rounds": rounds})})
 
     def digest(self) -> str:
         """Identifies what decides a run's results; two runs with one digest, on one kind of device, give the same
@@ -282,59 +273,6 @@ def parse_config(raw: Mapping[str, Any], tables: Mapping[str, type[Table]], wher
     return validated(Config, {**general, "methods": dict(sorted(methods.items()))}, where)
 
 
-def validated(model: type[T], raw: Any, where: str) -> T:
-    """`raw` as a table of this model; a mistake is told by its place and value."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as problem:
-        lines = [f"  {': '.join([*_place(e), _explain(e, model)])}" for e in problem.errors()]
-        raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
-
-
-def _place(error: Any) -> list[str]:
-    """Where a mistake is, entries of lists counted from 1; nothing for the whole."""
-    keys = [f"{key + 1}" if isinstance(key, int) else str(key) for key in error["loc"]]
-    return [".".join(keys)] if keys else []
-
-
-def _explain(error: Any, model: type[BaseModel]) -> str:
-    if error["type"] == "extra_forbidden":
-        known = _keys_beside(model, error["loc"])
-        close = get_close_matches(str(error["loc"][-1]), known, 1)
-        known_ones = f"; known are {', '.join(known)}" if known else ": there are no settings here"
-        return "unknown key" + (f"; did you mean '{close[0]}'?" if close else known_ones)
-    if error["type"] == "too_short" and error["input"]:  # what was given is told to be wrong elsewhere
-        return "nothing of it can be used"
-    if error["type"] == "tuple_type" and isinstance(error["input"], dict):
-        return f"expected a list of tables: [[{error['loc'][-1]}]]"
-    if error["type"] == "tuple_type":
-        return f"expected a list (got {error['input']!r})"
-    message, given = error["msg"].removeprefix("Value error, "), repr(error["input"])
-    if isinstance(error["input"], dict) or len(given) > LONGEST_VALUE:  # a whole table would bury the message
-        return message
-    return f"{message} (got {given})"
-
-
-def _keys_beside(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
-    """The keys that a table has, by the place of any key in it."""
-    table: Any = model
-    for key in place[:-1]:
-        if isinstance(key, str):
-            field = table.model_fields.get(key) or next(f for f in table.model_fields.values() if f.alias == key)
-            table = next(
-                kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
-            )
-    # `methods` is where the tables of methods are put together: nobody writes it.
-    return [field.alias or name for name, field in table.model_fields.items() if name != "methods"]
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """A type and all that it is made of."""
-    yield annotation
-    for part in get_args(annotation):
-        yield from _kinds(part)
-
-
 def preset_names() -> list[str]:
     """The presets shipped with the package."""
     folder = resources.files(__package__) / "presets"
@@ -350,7 +288,9 @@ def read_raw(source: str | None) -> dict[str, Any]:
     elif Path(source).is_file():
         content = Path(source).read_bytes()
     else:
-        raise UserError(f"'{source}' is neither a file nor a preset; presets: {', '.join(preset_names()) or 'none'}")
+        close = meant(source, preset_names())
+        hint = f"; did you mean '{close}'?" if close else ";"
+        raise UserError(f"'{source}' is neither a file nor a preset{hint} presets: {', '.join(preset_names())}")
     return parse_toml(content, source)
 
 

@@ -16,6 +16,7 @@ from equipoise.contract.config import Config
 from equipoise.contract.server import Server, State
 from equipoise.contract.setting import Setting
 from equipoise.contract.workplace import Phase
+from equipoise.core.outside import short_name
 
 __all__ = ["Batch", "Client", "Component", "Method", "Options", "PerBatch", "Phase", "Server", "Setting", "State"]
 
@@ -53,7 +54,7 @@ class Method:
 
     def options_of(self, config: Config) -> Any:
         """The options that a config gives to its method, defaults included."""
-        return self.options.model_validate(config.methods.get(config.method, {}))
+        return self.options.model_validate(config.methods.get(short_name(config.method), {}))
 
     def components_of(self, config: Config) -> Sequence[Component]:
         """The components of a run of this config, in the order in which they act."""

@@ -85,6 +85,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
         warnings=(*warnings, *redrawn, *_without_effect(scheme, config), *index.warnings(with_names=whole)),
+        config=config,
     )
     federation = _check_sites(federation, config)
     of_classes = (*missing_training(federation), *_scarce_classes(federation)) if whole else ()

@@ -1,13 +1,24 @@
 """A federation: hospitals with their training, validation and test images, and what all of them share."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from equipoise.data.config import DataConfig
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipoise.data.arrays import Column
+    from equipoise.data.pixels import Images, Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +75,7 @@ class Federation:
         common: one validation and test set for all, or None where sites have their own
         cohorts: unseen cohorts, each with a test part only
         warnings: what a user should know about this data, such as lesions shared between parts
+        config: the settings that make this federation again
     """
 
     name: str
@@ -74,6 +86,122 @@ class Federation:
     common: Site | None = None
     cohorts: tuple[Site, ...] = ()
     warnings: tuple[str, ...] = ()
+    config: DataConfig | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        images: Images,
+        labels: Column,
+        sites: Column | int | None = None,
+        split: Column | None = None,
+        group: Column | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        layout: Layout | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation of images that the program holds.
+
+        >>> import numpy as np
+        >>> random = np.random.default_rng(0)
+        >>> images = random.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+        >>> sites = ["Bern"] * 30 + ["Graz"] * 30
+        >>> fed = Federation.from_arrays(images, random.integers(0, 2, 60), sites, classes=["benign", "malignant"])
+        >>> fed.table().groupby("site").sum().sum(axis=1).to_dict()
+        {'Bern': 30, 'Graz': 30}
+
+        Args:
+            images: numpy or torch (n, H, W, 3), (n, 3, H, W) or grey (n, H, W); whole numbers from 0 to 255 or floats
+                from 0 to 1. A list may hold images of different sizes, then `size=` says how large they become.
+                `equipoise.data.pixels` states how channels are found.
+            labels: (n,) class of each image: names, or whole numbers that count `classes` from 0
+            sites: (n,) the site of each image; a number draws that many sites (`partition=`, `alpha=` say how)
+            split: (n,) train, valid or test; without it, 70 / 10 / 20 % of each site's images, drawn by group
+            group: (n,) the patient or lesion of each image: a group is never drawn into two splits
+            classes: the names of the classes, in order; by default the labels themselves, sorted
+            names: (n,) what the images are called; by default their positions
+            layout: "channels_first" or "channels_last", where the rule finds the wrong one
+            **settings: any setting of the table `data`, such as `size=64`, `imbalance=10` or `partition_seed=1`
+
+        Raises:
+            UserError: when the images cannot make a federation
+        """
+        from equipoise.data.arrays import from_arrays
+
+        return from_arrays(images, labels, sites, split, group, classes, names=names, layout=layout, **settings)
+
+    @classmethod
+    def from_frame(
+        cls,
+        table: pd.DataFrame,
+        path: str = "path",
+        label: str = "label",
+        site: str | None = None,
+        group: str | None = None,
+        split: str | None = None,
+        root: Path | str | None = None,
+        classes: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation of the image files that a pandas table lists.
+
+        The table becomes a manifest in the data folder, and the files are read, checked and packed as for
+        `manifest:FILE`.
+
+        Args:
+            path: the column with the files' paths; relative ones start at `root`, or at the working folder
+            label, site, group, split: the columns with the meanings of `from_arrays`
+            classes: the names of the classes, in order; by default the labels, sorted
+            **settings: any setting of the table `data`, such as `size=224` or `crop="squash"`
+        """
+        from equipoise.data.arrays import from_frame
+
+        return from_frame(table, path, label, site, group, split, root, classes, **settings)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Mapping[str, Any],
+        classes: Sequence[str] | None = None,
+        *,
+        layout: Layout | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation of torch datasets of (image, label).
+
+        Each dataset is read once, without further augmentation: give datasets without random transforms.
+
+        Args:
+            datasets: by site, `(train, valid, test)` with None for one that is missing, or one dataset whose split is
+                drawn
+            classes, layout, **settings: as in `from_arrays`
+        """
+        from equipoise.data.arrays import from_datasets
+
+        return from_datasets(datasets, classes, layout=layout, **settings)
+
+    def table(self) -> pd.DataFrame:
+        """The number of images by site and split (rows) and class (columns).
+
+        A partition that is drawn is shown as a run with seed 1 draws it; `partition_seed` makes it one for all runs.
+        """
+        import pandas as pd
+
+        rows = [(place.name, part) for place in self.places() for part in PARTS if part in place.splits]
+        counts = [
+            place.class_counts(len(self.classes), part)
+            for place in self.places()
+            for part in PARTS
+            if part in place.splits
+        ]
+        index = pd.MultiIndex.from_tuples(rows, names=["site", "split"])
+        return pd.DataFrame(np.stack(counts), index=index, columns=pd.Index(self.classes, name="class"))
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        return str(self.table().to_html())
 
     def class_counts(self, part: str = "train") -> np.ndarray:
         """Images of each class in a part, over all sites and the common set, not the cohorts: int64 (C,)."""
@@ -89,7 +217,7 @@ class Federation:
         """The sites with training images, in order."""
         return tuple(site for site in self.sites if "train" in site.splits)
 
-    def pooled(self) -> "Federation":
+    def pooled(self) -> Federation:
         """The same data with all training images at one site named "pooled", for central learning.
 
         Validation and test parts stay with their sites.

@@ -122,6 +122,8 @@ def prepare(
             raise UserError("the phantom is drawn, not read: leave --from out")
         size = {} if config.size is None else {"size": config.size}
         return phantom.build(config.phantom.model_copy(update=size), config.store_root())
+    if config.name.partition(":")[0] in sources.PACKED_SOURCES:
+        return source.opened(config, config.store_root())
     root = Path(argument) if argument else from_dir or config.root
     if root is None:
         raise UserError(f"say where the raw files of {config.name} are: --from DIR or data.root")

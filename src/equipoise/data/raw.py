@@ -177,12 +177,17 @@ def decode_with_depth(
         told = _told_bits(image)
         guessed = _fitting_bits(np.asarray(image)) if _is_deep(image) and told is None else None
         picture = to_rgb(ImageOps.exif_transpose(image), told or guessed)
+    return to_square(picture, size, crop), guessed
+
+
+def to_square(picture: Image.Image, size: int, crop: Literal["centre", "squash"] = "centre") -> np.ndarray:
+    """An RGB picture as uint8 (3, size, size): its central square, or the whole of it, resized (Lanczos)."""
     if crop == "centre":
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         picture = picture.crop((left, top, left + side, top + side))
     square = picture.resize((size, size), Image.Resampling.LANCZOS)
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), guessed
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
 def _opened(content: bytes, window: Window | None, frame: Frame | None) -> Image.Image:

@@ -48,6 +48,8 @@ class Engine:
     """Drives the sites of a federation, wherever they are. `sites` are their names, in order."""
 
     place: Place
+    #: whether the sites' images are on this machine, so that predictions of single images may be kept
+    sees_images = False
 
     def __init__(self, method: Method, setting: Setting, sites: Sequence[str], states: Versions):
         self.method = method

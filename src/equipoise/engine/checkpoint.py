@@ -89,6 +89,13 @@ class Checkpoints:
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
 
+    def relabel(self, digest: str) -> None:
+        """Make all checkpoints those of another config, which the same run goes on with."""
+        for round_number in self.rounds():
+            manifest = self.manifest(round_number)
+            manifest.digest = digest
+            write_text(self._path(round_number) / "manifest.json", json.dumps(asdict(manifest), indent=1))
+
     def damage_named(self) -> AbstractContextManager[None]:
         """Says that a checkpoint is damaged, and what to do, where what it holds cannot be used."""
         return damage_named(f"a checkpoint in {self.folder.parent}", REMEDY)

@@ -16,8 +16,9 @@ from equipoise.contract.protocol import Payload, Tensors
 from equipoise.core.errors import UserError
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
+from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
-from equipoise.engine.slot import EVALUATE, Request
+from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.tasks.classification import Task
 
 Reports = Callable[[str, str], bool]
@@ -53,6 +54,8 @@ class Evaluator:
         self.views = engine.views
         self.federation = federation
         self.task = server.setting.task
+        #: probabilities of single images, of the models that are reported
+        self.image_scores: list[ImageScores] = []
 
     def deciding_view(self) -> str:
         """Whose validation score selects the round: personal models where there are any."""
@@ -109,6 +112,7 @@ class Evaluator:
 
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
         outcomes = yield from self.engine.evaluate(self.server.message(), requests, number)
+        self.image_scores += _image_scores(number, requests, outcomes)
         return [
             Score.of(self.task, request.site, key.partition(".")[0], key.partition(".")[2], counts)
             for request, outcome in zip(requests, outcomes)
@@ -124,12 +128,19 @@ class Evaluator:
         ]
 
     def test_scores(self, number: int, reports: Reports) -> Generator[None, None, list[Score]]:
-        """Test scores of a round's models, of the views and at the sites that report this round."""
-        asked = []
-        for request in self._requests(("test",), True, self.views):
-            views = tuple(view for view in request.views if reports(view, request.site))
-            asked += [replace(request, views=views)] if views else []
-        return (yield from self._measure(number, asked))
+        """Test scores of a round's models, of the views and at the sites that report this round.
+
+        Where sites are on this machine, the models' probabilities for each validation and test image are kept as well.
+        """
+        asked = self._requests(("test",), True, self.views)
+        if self.engine.sees_images:
+            asked = _joined([*asked, *self._requests(("valid",), True, self.views)])
+        due = [
+            replace(request, views=views)
+            for request in asked
+            if (views := tuple(view for view in request.views if reports(view, request.site)))
+        ]
+        return [score for score in (yield from self._measure(number, due)) if score.part == "test"]
 
     def finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
         """Results by view: per site, mean over sites and pooled, each as the mean over the rounds.
@@ -171,7 +182,7 @@ class Evaluator:
                 host, images = (cohort.name, "") if view == "global" else (first, cohort.name)
                 if not reports(view, host):
                     continue
-                request = _request(host, (view,), ("test",), False, data=images)
+                request = _request(host, (view,), ("test",), self.engine.sees_images, data=images)
                 for score in (yield from self._measure(number, [request])):
                     place = {"view": view, "scope": "cohort", "site": cohort.name, "round": number}
                     found.append({**place, **score.summary})
@@ -194,6 +205,27 @@ def unpack_scores(payload: Payload, task: Task) -> list[list[Score]]:
         assert isinstance(counts, dict)
         rounds.setdefault(index, []).append(Score.of(task, site, view, part, counts))
     return list(rounds.values())
+
+
+def _image_scores(number: int, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Iterator[ImageScores]:
+    """The probabilities of single images among the answers to requests."""
+    for request, outcome in zip(requests, outcomes):
+        for key, counts in outcome.measures.items():
+            if "scores" in counts:
+                view, _, part = key.partition(".")
+                labels, probabilities = counts["labels"].numpy(), counts["scores"].numpy()
+                place = request.data or request.site
+                yield ImageScores(number, view, request.site, place, part, labels, probabilities)
+
+
+def _joined(requests: Sequence[Request]) -> list[Request]:
+    """Requests at one site and on the images of one place as one, which adapts a personal model once."""
+    joined: dict[tuple[str, str], Request] = {}
+    for request in requests:
+        known = joined.get((request.site, request.data))
+        parts = (*known.measure, *request.measure) if known else request.measure
+        joined[request.site, request.data] = replace(request, measure=parts)
+    return [*joined.values()]
 
 
 def _has(site: Site, parts: Sequence[str]) -> bool:

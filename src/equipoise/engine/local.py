@@ -24,6 +24,7 @@ from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
 from equipoise.core.errors import UserError
+from equipoise.core.outside import is_outside
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.allocator import keep_freed_memory
@@ -33,6 +34,7 @@ from equipoise.engine.payload_files import SpilledPayload, read_payload, safe_na
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, SiteStates, read_state, write_state
 from equipoise.engine.training import SiteData, Steps
+from equipoise.methods import get_method
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28
@@ -57,6 +59,7 @@ class LocalEngine(Engine):
     """Drives the sites of a federation on this machine."""
 
     states: SiteStates
+    sees_images = True
 
     def __init__(self, method: Method, setting: Setting, federation: Federation, folder: Path):
         self._sites = all_sites(federation)
@@ -149,7 +152,7 @@ class _Pool:
             config.compute.workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(config, engine.method, engine.federation),
+            initargs=(config, None if is_outside(config.method) else engine.method, engine.federation),
         )
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
@@ -224,13 +227,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _start_worker(config: Config, method: Method, federation: Federation) -> None:
+def _start_worker(config: Config, method: Method | None, federation: Federation) -> None:
+    """Make this process a worker; a method from a file cannot travel, and is looked up here."""
     global _worker  # noqa: PLW0603 - a process pool hands nothing else to its tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(config.compute.threads)
     keep_freed_memory()
-    _worker = _Worker(config, method, federation)
+    _worker = _Worker(config, method or get_method(config.method), federation)
 
 
 def _work(request: Request, message: Path, kept: Path | None, reply: Path, after: Path | None) -> Any:

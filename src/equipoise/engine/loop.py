@@ -28,8 +28,18 @@ from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
+from equipoise.engine.image_scores import FILE, write_image_scores
 from equipoise.engine.local import LocalEngine
-from equipoise.engine.opening import alone, cautions, check_new, data_told, ineffective, resumed, warned_on_resume
+from equipoise.engine.opening import (
+    alone,
+    cautions,
+    check_new,
+    data_told,
+    ineffective,
+    resumed,
+    rounds_before,
+    warned_on_resume,
+)
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.selection import Selection
 
@@ -121,6 +131,7 @@ class Run:
             useless = self.checkpoints.settle(latest.round)
             self.engine.states.collect(manifest.sites for manifest in self.checkpoints.manifests())
             self._tell("resumed", round=latest.round)
+            self._prolong(latest)
             for text in warned_on_resume(self._log_path, useless, self.setting.device.type):
                 self._tell("warning", text=text)
         for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
@@ -176,6 +187,18 @@ class Run:
         yield from self._transact(0, "the start", lambda _: self.server.start(self.sites), len(self.sites))
         yield from self._evaluate(0)
         self._checkpoint(0, 0.0)
+
+    def _prolong(self, latest: Manifest) -> None:
+        """Take up a config that asks for more rounds than the run had."""
+        before, rounds = rounds_before(self.folder, self.config), self.config.train.rounds
+        if before is None:
+            return
+        self.selection.prolong(before, latest.round)
+        self.checkpoints.relabel(self.config.digest())
+        write_text(self.folder / "config.toml", self.config.to_toml())
+        change = f"the config changed: train.rounds was {before}, is {rounds}"
+        follows = f"what depends on the number of rounds may give other scores than a new run of {rounds} rounds"
+        self._tell("warning", text=f"{change}; {follows}")
 
     def _tested_sites(self) -> list[str]:
         return [site.name for site in self.federation.training_sites() if len(site.splits.get("test", ()))]
@@ -343,8 +366,8 @@ class Run:
             models, message = self.folder / "models", self.server.message()
             yield from self.engine.publish(models, message, sites, whole=number != selection.common)
             reports = partial(selection.reports, number)
-            if rule != "mean_last":
-                measured += yield from self.evaluator.test_scores(number, reports)
+            scores = yield from self.evaluator.test_scores(number, reports)
+            measured += scores if rule != "mean_last" else []
             cohorts += yield from self.evaluator.cohorts(number, reports)
             self._tell_undone(number)
         kept = selection.kept if rule == "mean_last" else [[*measured, *chain(*selection.kept)]]
@@ -352,6 +375,7 @@ class Run:
         for fields in (*self.evaluator.finals(kept), *cohorts):
             reported = {"round": selection.round_of(fields["view"], fields["site"]), **fields}
             self._tell("final", part="test", rule=rule, **reported)
+        write_image_scores(self.folder / FILE, self.evaluator.image_scores, self.federation)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.log.write(event, **fields)

@@ -50,7 +50,7 @@ def resumed(
                 f"{folder} has no checkpoint to go on from; delete the folder to run it anew, or choose another --out"
             )
         return None
-    if latest.digest != config.digest():
+    if latest.digest != config.digest() and not _extends(folder, config, latest):
         raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
     if latest.data != data:
         raise UserError(f"the data has changed since the run in {folder} began; choose another --out")
@@ -64,6 +64,20 @@ def warned_on_resume(log: Path, useless: Sequence[int], device: str) -> Iterator
     began = first_event(log).get("device", device)
     if began != device:
         yield f"the run began on {began} and goes on on {device}: its bits are those of neither"
+
+
+def rounds_before(folder: Path, config: Config) -> int | None:
+    """The number of rounds that the run in a folder had so far, where its config now asks for more; else None."""
+    path = folder / "config.toml"
+    written = dotted(tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    before = written.get("train.rounds")
+    return before if isinstance(before, int) and before < config.train.rounds else None
+
+
+def _extends(folder: Path, config: Config, latest: Manifest) -> bool:
+    """Whether a config differs from that of the run in the folder in nothing but more rounds."""
+    before = rounds_before(folder, config)
+    return before is not None and config.with_rounds(before).digest() == latest.digest
 
 
 def _changes(folder: Path, config: Config) -> str:

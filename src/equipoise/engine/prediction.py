@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,17 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from equipoise.contract.config import Config, parse_config
+from equipoise.contract.config import Config
 from equipoise.contract.method import Batch, Client, Setting
 from equipoise.contract.protocol import Payload
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
+from equipoise.data.pixels import squares
 from equipoise.data.preparation import relight
-from equipoise.data.raw import decode
+from equipoise.data.raw import SUFFIXES, decode, walk_images
 from equipoise.engine.events import first_event
 from equipoise.engine.payload_files import damage_named, read_payload, safe_name
+from equipoise.engine.runs import config_of
 from equipoise.engine.states import KEPT
-from equipoise.methods import get_method, option_tables
+from equipoise.methods import get_method
 from equipoise.tasks.classification import Classification
 
 
@@ -57,7 +58,11 @@ class Predictor(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Probabilities (n, classes) of pixels (n, channels, size, size)."""
-        return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None))).softmax(1)
+        return self.logits(pixels).softmax(1)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Logits (n, classes) of pixels (n, channels, size, size)."""
+        return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None)))
 
 
 def run_damage_named(run: Path) -> AbstractContextManager[None]:
@@ -86,8 +91,34 @@ def probabilities_of(predictor: Predictor, pixels: Tensor) -> Tensor:
 def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
     """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
     predictor = load_predictor(run, site)
-    pixels = torch.from_numpy(np.stack([_read(path, predictor.size, predictor.config) for path in images]))
-    return predictor.classes, probabilities_of(predictor, pixels)
+    return predictor.classes, probabilities_of(predictor, pixels_of(predictor, images)[0])
+
+
+def pixels_of(predictor: Predictor, images: Any) -> tuple[Tensor, list[Any]]:
+    """Images as a run's models take them, uint8 (n, 3, size, size), and their names.
+
+    Args:
+        images: files, a folder of them, or arrays as `equipoise.data.pixels` reads them
+    """
+    if isinstance(images, str | Path):
+        images = files_in(Path(images))
+    if not len(images):
+        raise UserError("there are no images to predict; name one or more")
+    if all(isinstance(image, str | Path) for image in images):
+        files = [Path(image) for image in images]
+        return torch.from_numpy(np.stack([_read(file, predictor.size, predictor.config) for file in files])), files
+    batches = squares(images, predictor.size, predictor.config.data)
+    return torch.from_numpy(np.concatenate([*batches])), [*range(len(images))]
+
+
+def files_in(path: Path) -> list[Path]:
+    """The image files of a folder and the folders in it, or the one file."""
+    if not path.is_dir():
+        return [path]
+    found = [location.file for location in walk_images(path) if location.member is None]
+    if not found:
+        raise UserError(f"{path} has no images; known are {', '.join(sorted(SUFFIXES))}")
+    return found
 
 
 def _load(run: Path, site: str | None) -> Predictor:
@@ -95,8 +126,7 @@ def _load(run: Path, site: str | None) -> Predictor:
         raise UserError(f"{run}: no such run folder")
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
-    raw = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    config = parse_config(raw, option_tables(raw), str(run / "config.toml"))
+    config = config_of(run)
     start = first_event(run / "events.jsonl")
     method = get_method(config.method)
     setting = Setting(
@@ -122,7 +152,8 @@ def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
     views = client.views
     if site is None:
         if "global" not in views:
-            raise UserError(f"this method has only personal models; name a site with --site ({_sites_of(run)})")
+            known = _sites_of(run)
+            raise UserError(f"this method has only personal models; name a site with --site or site= ({known})")
         return "global", {}
     if "personal" in views and client.adapts():
         raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
@@ -134,9 +165,13 @@ def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
     return "personal", read_payload(path)
 
 
-def _sites_of(run: Path) -> str:
+def sites_with_models(run: Path) -> list[str]:
     """The names of the sites that have a personal model in a run."""
-    return ", ".join(sorted(unquote(path.stem) for path in (run / "models" / "personal").glob("*.safetensors")))
+    return sorted(unquote(path.stem) for path in (run / "models" / "personal").glob("*.safetensors"))
+
+
+def _sites_of(run: Path) -> str:
+    return ", ".join(sites_with_models(run))
 
 
 def _read(path: Path, size: int, config: Config) -> np.ndarray:

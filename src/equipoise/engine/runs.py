@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
-from equipoise.contract.config import Config, override, parse_config, read_raw
+from equipoise.contract.config import Config, override, parse_config, parse_toml, read_raw
 from equipoise.core.errors import UserError
+from equipoise.core.outside import short_name
 from equipoise.core.table import dotted
 from equipoise.data import load_federation
 from equipoise.engine.loop import Observer, Run
@@ -38,7 +39,8 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     set_here = "what the command line sets" if settings or any(value is not None for value in top.values()) else ""
     where = where or " with ".join(text for text in (source, set_here) if text) or "config"
     config = parse_config(raw, option_tables(raw), where)
-    options = {name: all_options(name, config.methods.get(name, {}))}
+    table = short_name(name)
+    options = {table: all_options(name, config.methods.get(table, {}))}
     options |= {name: component_of(name, config).model_dump(mode="json") for name in added if name != "npr"}
     written = config.methods | {key: table for key, table in options.items() if table}
     config = config.model_copy(update={"methods": dict(sorted(written.items()))})
@@ -66,6 +68,15 @@ def _defaults(method: str, added: Sequence[str]) -> Any:
     if any("loss" in get_component(name)().holds() for name in added) and "train" in found:
         found = {**found, "train": {key: value for key, value in found["train"].items() if key != "loss"}}
     return found
+
+
+def config_of(folder: Path) -> Config:
+    """The config of the run in a folder."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run: it has no config.toml; name a folder that a run has written")
+    raw = parse_toml(path.read_bytes(), str(path))
+    return parse_config(raw, option_tables(raw), str(path))
 
 
 def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:

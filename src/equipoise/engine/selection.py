@@ -96,6 +96,13 @@ class Selection:
         order = [*sorted(self.rounds - {self.common}), self.common]
         return [(number, [s for s in sites if self.round_of("personal", s) == number]) for number in order]
 
+    def prolong(self, before: int, latest: int) -> None:
+        """Forget the test scores of rounds that are no longer among the last ones, after `latest` of `before` rounds
+        of a run that goes on beyond them."""
+        if self.config.evaluation.rule == "mean_last":
+            noted = [number for number in self.config.evaluation.reportable(before) if number <= latest]
+            self.kept = [scores for number, scores in zip(noted, self.kept) if self.config.may_report(number)]
+
     def record(self) -> dict[str, Any]:
         """The choice as plain values."""
         return self.federation | ({"sites": self.sites} if self.sites else {})

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.fitting import check_fit
 from equipoise.contract.method import Method, Options
+from equipoise.core.definitions import modules_in, summary
 from equipoise.core.errors import UserError
+from equipoise.core.outside import code_digest, find, give, is_outside, reachable, short_name
+from equipoise.core.suggestions import unknown
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
@@ -34,14 +38,40 @@ def get_method(name: str) -> Method:
 
     The name of a composition, such as `fedbn+margins`, gives the method that it begins with.
     """
+    if is_outside(name):
+        return dataclasses.replace(_from_outside(name), compose=composition)
     name = name.split("+")[0]
     if name not in method_names():
-        raise UserError(f"there is no method '{name}'; methods: {', '.join(method_names())}")
+        raise unknown("method", name, method_names(), _names_in_papers())
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     if not hasattr(module, "METHOD"):
         raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
     first_paragraph = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
     return dataclasses.replace(module.METHOD, summary=first_paragraph, compose=composition)
+
+
+def _from_outside(name: str) -> Method:
+    """The method of a file, a module or a Python program, described by its file or its client."""
+    found = find(name, default="METHOD")
+    if not isinstance(found, Method):
+        raise UserError(f"{name} is {type(found).__name__} and no equipoise.Method; name one")
+    told = inspect.getdoc(sys.modules.get(found.client.__module__)) or inspect.getdoc(found.client) or ""
+    return dataclasses.replace(found, summary=found.summary or told.split("\n\n")[0].replace("\n", " "))
+
+
+def named(method: Method) -> str:
+    """The name of a method that Python gives as an object, as configs hold it."""
+    home = method.client.__module__
+    for name, value in vars(sys.modules[home]).items() if home in sys.modules else ():
+        if value is method and reachable(method, home, name):
+            return f"{home}:{name}"
+    title = method.client.__name__.removesuffix("Client")
+    return give(title, method, code_digest(method.server, method.client, method.options))
+
+
+def _names_in_papers() -> dict[str, str]:
+    """The methods by what their papers call them: the first words of their files, such as PRR-Imbalance."""
+    return {summary(path).partition(":")[0]: name for name, path in modules_in("methods").items()}
 
 
 def measured_costs() -> dict[str, dict[str, float]]:
@@ -60,6 +90,8 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
 def option_tables(keys: Iterable[str]) -> dict[str, type[Options]]:
     """The option tables among the keys of a config: those named like a method or a component."""
     found: dict[str, type[Options]] = {key: get_method(key).options for key in set(keys) & set(method_names())}
+    name = str(keys.get("method", "")) if isinstance(keys, Mapping) else ""
+    found |= {short_name(name): get_method(name).options} if is_outside(name) else {}
     return found | components.component_tables(keys)
 
 

@@ -1,5 +1,7 @@
 """What every net looks like from outside: a body that gives pooled features, and a linear head."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError
@@ -16,6 +18,11 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 class Net(nn.Module):
     """An image classifier: images (B, C, H, W) -> features (B, D) -> dropout -> logits (B, num_classes)."""
+
+    #: whether features and head are known; False for a net from outside of which only the logits are
+    has_head = True
+    #: norm layers that torch does not know as such, by name
+    norm_names: tuple[str, ...] = ()
 
     def __init__(self, body: nn.Module, head: nn.Linear, dropout: float = 0.0, smallest: int = 1) -> None:
         """`body` maps images (B, C, H, W), at least `smallest` pixels high and wide, to features (B, D)."""
@@ -59,14 +66,39 @@ def groups(net: nn.Module) -> dict[str, tuple[str, ...]]:
     `body` is everything else. Works for a `Net` and for any module that contains some.
     """
     named: dict[str, list[str]] = {"body": [], "head": [], "norm": [], "statistics": []}
+    told = {
+        f"{prefix}{'.' if prefix else ''}{name}"
+        for prefix, module in net.named_modules()
+        if isinstance(module, Net)
+        for name in module.norm_names
+    }
     for name in net.state_dict():
         path, _, leaf = name.rpartition(".")
-        if isinstance(net.get_submodule(path), NORM_LAYERS):
+        if path in told or isinstance(net.get_submodule(path), NORM_LAYERS):
             group = "statistics" if leaf in STATISTICS else "norm"
         else:
             group = next((part for part in path.split(".") if part in ("body", "head")), "body")
         named[group].append(name)
-    return {group: tuple(names) for group, names in named.items()}
+    found = {group: tuple(names) for group, names in named.items()}
+    headless = [module for module in net.modules() if isinstance(module, Net) and not module.has_head]
+    return Headless(found, headless[0]) if headless else found
+
+
+class Headless(dict[str, tuple[str, ...]]):
+    """The groups of a net whose head is not known, which refuses to tell it.
+
+    Args:
+        net: which says why, where its head is asked for
+    """
+
+    def __init__(self, groups: Mapping[str, tuple[str, ...]], net: Net) -> None:
+        super().__init__(groups)
+        self.net = net
+
+    def __getitem__(self, group: str) -> tuple[str, ...]:
+        if group == "head":
+            _ = self.net.head
+        return super().__getitem__(group)
 
 
 def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def load_weights(net: Net, name: str, weights: str) -> None:
 def published_name(name: str, key: str) -> str:
     """The name of a tensor of `Net.body` in the model as published (torchvision's ResNet, Melas-Kyriazi's
     EfficientNet-PyTorch): the same, but that MONAI's EfficientNet groups its blocks into stages."""
-    key = key.removeprefix("body.")
+    key = key.removeprefix("body.").removeprefix("module.")
     return re.sub(r"^_blocks\.\d+\.", "_blocks.", key) if name == "efficientnet-b0" else key
 
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from equipoise.contract.config import Config, Table, parse_toml, validated
 from equipoise.core.errors import UserError
+from equipoise.core.outside import is_outside, short_name
 from equipoise.core.table import dotted
 from equipoise.engine.runs import make_config, refuse_idle_options
 from equipoise.methods import all_options, get_method, method_names
@@ -233,7 +234,7 @@ def _check_methods(study: StudyConfig, source: str) -> None:
     """Refuse rows of methods that do not exist, and options of methods that no row has."""
     known, methods = method_names(), {row.method for row in study.rows}
     for row in study.rows:
-        if row.method not in known:
+        if row.method not in known and not is_outside(row.method):
             raise UserError(f"{source}: row {row.name}: there is no method '{row.method}'; methods: {', '.join(known)}")
     for settings in (study.settings, *(data.settings for data in study.data)):
         for table in settings:
@@ -359,7 +360,7 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     yet, or an option that it did not write down, was at its default.
     """
     usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
-    defaults = {"methods": {planned.method: all_options(planned.method, {})}}
+    defaults = {"methods": {short_name(planned.method): all_options(planned.method, {})}}
     found = usual | dotted(defaults) | dotted(recorded)
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]

@@ -2,43 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import overload
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor
 
 from equipoise.core.errors import UserError
-from equipoise.core.table import Table
 from equipoise.data.augment.colour import Brightness, ColourJitter, Greyscale
+from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.augment.draws import WHITE, Batch, Step, per_channel
 from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianNoise, MedianBlur, OneOf
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
 
-PipelineName = Literal["none", "flips", "standard", "fediic", "fediic-ich", "fednpr", "fednpr-ich", "fedbm", "prr"]
-Normalisation = Literal["imagenet", "half", "none"]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Pipeline = tuple[tuple[tuple[Step, ...], ...], tuple[Step, ...]]
 """The steps of each training view, and those of evaluation."""
 
 IMAGENET_COLOUR: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GREY: Statistics = ((0.456,), (0.224,))
-
-
-class AugmentConfig(Table):
-    """Which pipeline, and how its output is normalised, as it stands in a run's configuration."""
-
-    name: PipelineName = "standard"
-    """The pipeline: those of the papers have their names."""
-    size: int | None = Field(default=None, ge=8, le=1024)
-    """Pixels of the images that the net sees; by default those of the stored images."""
-    normalise: Normalisation | None = None
-    """`imagenet`, `half` (mean and deviation 0.5) or `none` (0 to 1); by default as the pipeline's paper."""
-    mean: tuple[float, ...] | None = None
-    """Mean per channel, of values from 0 to 1, in place of a named normalisation."""
-    std: tuple[float, ...] | None = None
-    """Deviation per channel, likewise."""
 
 
 @dataclass(frozen=True)

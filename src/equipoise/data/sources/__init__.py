@@ -2,7 +2,7 @@
 
 A source has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
 `listing(config, root)`, which `equipoise.data.prepare` packs into a store. A published one also has LICENCE and OBTAIN
-(where its files are). Only the phantom, which draws its images, has a `build` that makes the store instead.
+(where its files are). Without files to list, the phantom has `build` (draws images), `arrays` `opened` (a store).
 """
 
 import csv
@@ -21,11 +21,13 @@ from types import ModuleType
 from typing import Any, get_args
 
 from equipoise.core.errors import UserError, as_text, first_few
+from equipoise.core.suggestions import meant
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
 
 USER_SOURCES = ("folder", "manifest")
 DRAWN_SOURCES = ("phantom",)
+PACKED_SOURCES = ("arrays",)
 PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])
 PART_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
@@ -132,7 +134,7 @@ def terms(name: str) -> dict[str, str]:
 def _module(name: str) -> ModuleType:
     """The module of a source, once it holds all that others read there."""
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    maker = "build" if name in DRAWN_SOURCES else "listing"
+    maker = "build" if name in DRAWN_SOURCES else "opened" if name in PACKED_SOURCES else "listing"
     sound = {
         "TITLE": isinstance(getattr(module, "TITLE", None), str),
         "SIZE": isinstance(getattr(module, "SIZE", None), int),
@@ -150,12 +152,23 @@ def load(name: str) -> ModuleType:
     kind, _, argument = name.partition(":")
     available = known()
     if kind not in available:
-        raise UserError(
-            f"unknown data {name!r}; known: {', '.join(available)}; for your own images folder:DIR or manifest:FILE"
-        )
-    if (kind in USER_SOURCES) != bool(argument):
-        raise UserError(f"data {name!r} should be written {kind}{':PATH' if kind in USER_SOURCES else ''}")
+        hint = _meant(name, list(available))
+        own = "for your own images folder:DIR or manifest:FILE"
+        raise UserError(f"unknown data {name!r}{hint}; known: {', '.join(available)}; {own}")
+    form = f"{kind}:PATH" if kind in USER_SOURCES else f"{kind}:DIGEST" if kind in PACKED_SOURCES else kind
+    if (form != kind) != bool(argument):
+        raise UserError(f"data {name!r} should be written {form}")
     return _module(kind)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What somebody may have meant by a name that no source has."""
+    if name.lower().endswith(".csv") or Path(name).is_file():
+        return f"; did you mean manifest:{name}?"
+    if Path(name).is_dir():
+        return f"; did you mean folder:{name}?"
+    close = meant(name.partition(":")[0], known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -1,4 +1,7 @@
-"""What a user sees while a run goes on: a bar with the time left, a line per round, warnings."""
+"""What a user sees while a run goes on: a bar with the time left, a line per round, warnings.
+
+The bar appears with the run's first event: input that is refused has painted nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,41 @@ def bars(console: Console, title: str) -> Progress:
 
 
 class ProgressDisplay:
-    """An observer of a run that draws to a console."""
+    """An observer of a run that draws to a console, a terminal's or a notebook's.
 
-    def __init__(self, console: Console, rounds: int, label: str):
+    Args:
+        shown: whether anything is drawn
+    """
+
+    def __init__(self, console: Console, rounds: int, label: str, shown: bool = True):
         self.console = console
+        self.shown = shown
         self.scores: dict[str, list[float]] = {}
         self.metric = "balanced_accuracy"
         self.progress = bars(console, "[bold]{task.description}")
         self.task = self.progress.add_task(escape(label), total=rounds)
 
     def __enter__(self) -> ProgressDisplay:
-        self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.stop()
 
     def event(self, event: str, **fields: Any) -> None:
         """Show what concerns a person."""
         handler = getattr(self, f"_on_{event}", None)
-        if handler is not None:
+        if handler is not None and self.shown:
             handler(fields)
 
     def _on_start(self, fields: dict[str, Any]) -> None:
         self.metric = fields["config"]["evaluation"]["metric"]
         for warning in fields["warnings"]:
             self.console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
+        self.progress.start()
 
     def _on_resumed(self, fields: dict[str, Any]) -> None:
+        self.progress.start()
         self.progress.update(self.task, completed=fields["round"])
         self.console.print(f"resumed after round {fields['round']}")
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
 
-from equipoise.cli.progress import bars
+from equipoise.api.progress import bars
 from equipoise.contract.config import Config
 from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import Cell

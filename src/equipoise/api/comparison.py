@@ -1,0 +1,215 @@
+"""Several methods on the same data: a grid of runs with seeds, and its table of means, intervals and tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+from rich.console import Console
+
+from equipoise import methods as registry
+from equipoise.api.grid_progress import GridProgress
+from equipoise.api.result import Result
+from equipoise.api.training import data_of, is_watched, named_settings, nested
+from equipoise.contract.method import Method
+from equipoise.core.errors import UserError
+from equipoise.core.outside import short_name
+from equipoise.core.storage import write_text
+from equipoise.core.validation import validated
+from equipoise.data.federation import Federation
+from equipoise.engine.payload_files import claimed_folder
+from equipoise.statistics import compare_with_best
+from equipoise.studies.checks import is_finished
+from equipoise.studies.grid import StudyConfig, cell_config, grid, load_study
+from equipoise.studies.report import write_study
+from equipoise.studies.results import collect
+from equipoise.studies.runner import run_grid
+
+STUDIES = Path("studies")
+#: the file in a comparison's folder that says what is compared; `equipoise study` takes it, too
+STUDY = "study.toml"
+#: scores of which the lowest is best
+LOW = ("ece", "loss")
+#: how sure an interval is
+CONFIDENCE = 0.95
+
+Row = str | Method | Mapping[str, Any]
+Methods = Sequence[str | Method] | Mapping[str, Row]
+
+
+def compare(
+    federation: Federation | str | None,
+    methods: Methods,
+    *,
+    seeds: int | Sequence[int] = 3,
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    net: Any = None,
+    device: str | None = None,
+    workers: int | None = None,
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | Path | None = None,
+    together: int = 1,
+    progress: bool | None = None,
+) -> Comparison:
+    """Train several methods on the same data with several seeds, and compare their scores.
+
+    Finished runs are kept: the same call goes on where it was stopped, and trains the others.
+
+    >>> from equipoise import compare, load_federation
+    >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
+    >>> found = compare(fed, ["local", "fedavg"], seeds=3, rounds=1, out="studies/first")
+    >>> list(found.table().columns)
+    ['n', 'mean', 'sd', 'low', 'high', 'p']
+
+    Args:
+        federation: as for `train`; None for the data of the preset or of the settings
+        methods: names of methods; or by the name of a row, a method or its settings:
+            `{"PRR": "prr", "PRR without PFA": {"method": "prr", "prr.pfa": "off"}}`
+        seeds: how many seeds, counted from 1, or the seeds themselves
+        out: the folder of the comparison; by default in `studies/`
+        settings: any other key of a config, for all runs
+        preset: a preset, or a TOML file, that all runs start from
+        together: how many runs take turns in this process
+        progress: show bars; by default in a terminal or a notebook
+
+    Raises:
+        UserError: for settings that make no sense, before anything is trained
+    """
+    given = named_settings(
+        settings, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device, workers=workers
+    )
+    rows = [_row(name, row) for name, row in _by_name(methods).items()]
+    folder = Path(out) if out is not None else STUDIES / "-".join(str(row["name"]) for row in rows)
+    raw: dict[str, Any] = {
+        "name": folder.name,
+        "seeds": list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds),
+        "settings": nested(given | data_of(federation, given)),
+        "row": rows,
+    } | ({} if preset is None else {"preset": str(preset)})
+    study = validated(StudyConfig, raw, "comparison")
+    planned = [(cell, cell_config(study, cell)) for cell in grid(study, folder)]
+    text = tomli_w.dumps(study.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True))
+    known = folder / STUDY
+    if known.exists() and known.read_text(encoding="utf-8") != text and any(folder.glob("runs/*/events.jsonl")):
+        _check_same_settings(load_study(str(known)), study, folder)
+    write_text(known, text)
+    console = Console()
+    console.quiet = not (is_watched(console) if progress is None else progress)
+    with GridProgress(console, planned) as display:
+        outcome = run_grid(planned, display, together)
+    with claimed_folder(folder, wait=True):
+        results = collect(study, folder)
+        if results.runs:
+            write_study(results, folder)
+    outcome.complain()
+    return Comparison(folder)
+
+
+class Comparison:
+    """The runs of several methods with several seeds, in their folder.
+
+    Args:
+        path: the folder that `compare` has written
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / STUDY).is_file():
+            raise UserError(
+                f"{self.path} holds no comparison: it has no {STUDY}; name a folder that compare has written"
+            )
+
+    def __repr__(self) -> str:
+        return f"Comparison({str(self.path)!r}: {len(self.results)} runs of {len(self._study.rows)} methods)"
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        return str(self.table().to_html(float_format="{:.3f}".format, na_rep="-"))
+
+    @cached_property
+    def _study(self) -> StudyConfig:
+        return load_study(str(self.path / STUDY))
+
+    @property
+    def results(self) -> dict[tuple[str, int], Result]:
+        """The finished runs, by the name of the row and the seed."""
+        cells = grid(self._study, self.path)
+        return {(cell.row.name, cell.seed): Result(cell.folder) for cell in cells if is_finished(cell.folder)}
+
+    def scores(self) -> pd.DataFrame:
+        """The scores of all runs, as `Result.scores` has them, with the row's name and the seed."""
+        frames = [
+            result.scores().assign(method=name, seed=seed) for (name, seed), result in sorted(self.results.items())
+        ]
+        if not frames:
+            raise UserError(f"{self.path} holds no finished run; call compare again to go on")
+        table = pd.concat(frames, ignore_index=True)
+        return table[["method", "seed", *(column for column in table.columns if column not in ("method", "seed"))]]
+
+    def table(self, metric: str = "balanced_accuracy", scope: str = "mean") -> pd.DataFrame:
+        """Mean, standard deviation, interval and p-value of each method over the seeds, the best first.
+
+        The interval holds the mean with 95 % confidence (Student's t). The p-value is of a paired t-test against the
+        best method, over the seeds that both have, with Holm's correction. Both need three seeds or more.
+
+        Args:
+            metric: a column of `Result.scores`
+            scope: "mean" over sites, or "pooled" over all images
+        """
+        scores = self.scores()
+        if metric not in scores.columns:
+            raise UserError(f"there is no score {metric!r}; there are {', '.join(scores.columns[7:])}")
+        own = scores[(scores["scope"] == scope) & (scores["view"] != "trained")]
+        reported = own.sort_values("view").drop_duplicates(["method", "seed"], keep="last")  # personal comes last
+        by_seed = reported.pivot(index="seed", columns="method", values=metric)
+        table = pd.DataFrame({"n": by_seed.count(), "mean": by_seed.mean(), "sd": by_seed.std()})
+        margin = [_margin(n, sd) for n, sd in zip(table["n"], table["sd"])]
+        table["low"], table["high"] = table["mean"] - margin, table["mean"] + margin
+        values = {str(name): (100 * column.dropna()).to_dict() for name, column in by_seed.items()}
+        tests = {test.other: test.t_test_holm for test in compare_with_best(values, higher=metric not in LOW)}
+        table["p"] = pd.Series(tests, dtype=float).reindex(table.index)
+        return table.sort_values("mean", ascending=metric in LOW)
+
+    def report(self) -> Path:
+        """The path of the comparison's report."""
+        return self.path / "report.html"
+
+
+def _by_name(methods: Methods) -> Mapping[str, Row]:
+    if isinstance(methods, str):
+        raise UserError(f'methods = {methods!r} is one name; give a list, such as ["local", "fedavg"]')
+    if isinstance(methods, Mapping):
+        return methods
+    return {short_name(name): name for name in (m if isinstance(m, str) else registry.named(m) for m in methods)}
+
+
+def _row(name: str, row: Row) -> dict[str, Any]:
+    """A row of a study: its name, its method and its own settings."""
+    settings = dict(row) if isinstance(row, Mapping) else {"method": row}
+    if "method" not in settings:
+        raise UserError(f"the row {name!r} names no method; give it one: {{'method': 'fedavg', ...}}")
+    method = settings.pop("method")
+    method = method if isinstance(method, str) else registry.named(method)
+    return {"name": name, "method": method} | ({"settings": nested(settings)} if settings else {})
+
+
+def _check_same_settings(before: StudyConfig, now: StudyConfig, folder: Path) -> None:
+    """Refuse a folder whose runs had other settings; more methods or seeds are welcome."""
+    if (before.settings, before.preset) != (now.settings, now.preset):
+        raise UserError(f"{folder} holds a comparison with other settings or data; choose another out")
+
+
+def _margin(n: int, sd: float) -> float:
+    """Half the width of the interval of a mean."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / math.sqrt(n)) if n > 1 else math.nan

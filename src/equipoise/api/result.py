@@ -1,0 +1,284 @@
+"""A run's folder as an object: scores, histories, predictions and models."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from equipoise import methods
+from equipoise.api import frames
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method
+from equipoise.core.errors import UserError
+from equipoise.data.federation import PARTS, Federation, Site
+from equipoise.engine.checkpoint import fingerprint
+from equipoise.engine.image_scores import COLUMNS, FILE, hashed_names, read_image_scores
+from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
+from equipoise.engine.runs import config_of, make_config
+from equipoise.nets import outside as nets
+from equipoise.report import RunRecord, read_run, write_report
+
+if TYPE_CHECKING:
+    from equipoise.data.pixels import Images
+
+#: images that a model sees at a time
+BATCH = 256
+#: columns of `Result.scores` that a notebook shows first
+HEADLINE = ("balanced_accuracy", "macro_f1", "accuracy", "balanced_auc", "ece")
+
+
+def load_result(path: Path | str, net: Any = None, method: Method | None = None) -> Result:
+    """The result in a run's folder, finished or not.
+
+    Args:
+        net, method: objects that the run got, which only the process that trained it knows
+
+    Raises:
+        UserError: where the folder holds no run
+    """
+    folder = Path(path)
+    if not (folder / "events.jsonl").is_file():
+        there = sorted(str(log.parent) for log in folder.glob("*/events.jsonl")) if folder.is_dir() else []
+        raise UserError(
+            f"{folder} holds no run: it has no events.jsonl; "
+            + (f"its folders {', '.join(there[:5])} do" if there else "name a folder that train or `run` has written")
+        )
+    result = Result(folder)
+    if method is not None:
+        methods.named(method)
+    if net is not None:
+        nets.named(net, result.config.net.name)
+    return result
+
+
+class Result:
+    """A run in its folder. Every call reads the folder anew.
+
+    Args:
+        path: the run's folder
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.path)!r}: {self.config.method} on {self.config.data.name}, {self.record().status})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was run, and the scores over sites."""
+        table = self.scores()
+        shown = table[table["scope"] != "site"] if (table["scope"] != "site").any() else table
+        columns = [name for name in ("view", "scope", "split", "round", *HEADLINE) if name in shown.columns]
+        title = f"{self.config.method} on {self.config.data.name}, {self.record().status}"
+        notes = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
+        return (
+            f"<p><b>{html.escape(title)}</b><br><code>{html.escape(str(self.path))}</code></p>"
+            + shown[columns].to_html(index=False, float_format="{:.3f}".format, na_rep="-")
+            + (f"<ul>{notes}</ul>" if notes else "")
+        )
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings of the run, defaults included."""
+        return config_of(self.path)
+
+    def record(self) -> RunRecord:
+        """The events of the run as typed values."""
+        return read_run(self.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.record().finished
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run warned about."""
+        return list(self.record().warnings)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return tuple(self.record().start.classes)
+
+    # ---- tables ----------------------------------------------------------------------------------
+
+    def scores(self) -> pd.DataFrame:
+        """The test scores of the selected models.
+
+        A row is a view ("global", "personal" or "trained", right after local training) at a site, as the mean over
+        sites, pooled over all images, or on an unseen cohort. Without test images, scores are of validation images.
+        """
+        return frames.scores(self.record())
+
+    def history(self, kind: Literal["evaluation", "training"] = "evaluation") -> pd.DataFrame:
+        """The scores of every round, or with "training" the losses, times and traffic of every site."""
+        return {"evaluation": frames.evaluations, "training": frames.training}[kind](self.record())
+
+    def predictions(self, federation: Federation | None = None) -> pd.DataFrame:
+        """What the selected models predict for each validation and test image.
+
+        Images and groups are hashes, equal in all runs on the same images.
+
+        Args:
+            federation: the run's data; with it, columns `name` and `group_name` say which images these are
+        """
+        classes, columns = self._image_scores()
+        table = frames.predictions(classes, columns)
+        if federation is not None:
+            names, groups = _names_by_hash(federation)
+            table.insert(0, "name", table["image"].map(names))
+            table.insert(1, "group_name", table["group"].map(groups))
+        return table
+
+    # ---- models ------------------------------------------------------------------------------------
+
+    def model(self, site: str | None = None) -> Predictor:
+        """The selected global model, or a site's personal one, ready to use.
+
+        It is a `torch.nn.Module` in eval mode on the CPU. It takes pixels, uint8 (n, 3, size, size), normalises them
+        itself, and gives probabilities (n, classes). Its `logits` gives logits.
+        """
+        return load_predictor(self.path, site)
+
+    def predict(self, images: Images | Sequence[Path | str] | Path | str, site: str | None = None) -> pd.DataFrame:
+        """The predicted class and the probability of each class, for new images.
+
+        Args:
+            images: files, or a folder of them, or images as `Federation.from_arrays` takes them
+            site: use this site's personal model
+        """
+        predictor = self.model(site)
+        pixels, names = pixels_of(predictor, images)
+        found = torch.cat([probabilities_of(predictor, batch) for batch in pixels.split(BATCH)]).numpy()
+        best = np.array(predictor.classes)[found.argmax(1)]
+        table = pd.DataFrame({"prediction": best}, index=pd.Index(names, name="image"))
+        return pd.concat([table, frames.probabilities(predictor.classes, found).set_index(table.index)], axis=1)
+
+    def evaluate(
+        self, federation: Federation | None = None, site: str | None = None, split: str | None = None
+    ) -> pd.DataFrame:
+        """The scores of the selected models on the images of another federation, at each of its sites and pooled.
+
+        Without a federation, the scores are computed again from the run's own predictions.
+
+        Args:
+            federation: labelled images of the run's classes, with the run's size
+            site: measure this site's personal model; by default the global one, or every personal one
+            split: only train, valid or test images; by default all
+        """
+        if federation is None:
+            classes, columns = self._image_scores()
+            return frames.measured(classes, columns)
+        return frames.measured(self.classes, self._predicted(federation, site, split))
+
+    # ---- the run ------------------------------------------------------------------------------------
+
+    def report(self) -> Path:
+        """The path of the run's report, written anew if the run has gone on since."""
+        page, log = self.path / "report.html", self.path / "events.jsonl"
+        if not page.exists() or page.stat().st_mtime < log.stat().st_mtime:
+            write_report([self.path])
+        return page
+
+    def resume(self, rounds: int | None = None, progress: bool | None = None) -> Result:
+        """Go on after the last complete round, to the end of the run or, with more `rounds`, beyond it."""
+        from equipoise.api.training import run_config
+
+        config = make_config(str(self.path / "config.toml"), train={"rounds": rounds or self.config.train.rounds})
+        self.__dict__.pop("config", None)
+        return run_config(config, self.path, resume=True, progress=progress)
+
+    def _image_scores(self) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+        path = self.path / FILE
+        if not path.exists():
+            why = "its sites kept them" if self.finished else "it is not finished; go on with resume()"
+            raise UserError(f"{self.path} holds no predictions of single images: {why}")
+        return read_image_scores(path)
+
+    def _predicted(self, federation: Federation, site: str | None, split: str | None) -> dict[str, np.ndarray]:
+        """What models predict for a federation's images, in the columns of the run's own predictions."""
+        models = [site] if site is not None else self._whose_models()
+        if split not in (None, *PARTS):
+            raise UserError(f"split = {split!r}; use train, valid or test, or leave it out for all images")
+        if split is None and fingerprint(federation) == self.record().start.data:
+            raise UserError("these are the images that the run learned from; evaluate on the others with split='test'")
+        labels_here = self._labels_here(federation)
+        found: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "probabilities")}
+        for owner in models:
+            predictor = self.model(owner)
+            _refuse_other_size(predictor, federation)
+            for place in _measured_at(federation, owner):
+                for part, images in place.splits.items():
+                    if split in (None, part):
+                        batches = np.array_split(np.arange(len(images)), max(1, -(-len(images) // BATCH)))
+                        values = torch.cat([probabilities_of(predictor, images.images(batch)) for batch in batches])
+                        hashes, groups = hashed_names(images)
+                        plain = {
+                            "split": split or "all", "view": "global" if owner is None else "personal",
+                            "site": owner or place.name, "place": place.name, "round": 0,
+                        }  # fmt: skip
+                        for name, value in plain.items():
+                            found[name].append(np.full(len(images), value))
+                        found["image"].append(hashes)
+                        found["group"].append(groups)
+                        found["label"].append(labels_here[images.labels])
+                        found["probabilities"].append(values.numpy())
+        if not found["label"]:
+            raise UserError(f"{federation.name} has no {split} image to evaluate on; leave split out for all images")
+        return {name: np.concatenate(values) for name, values in found.items()}
+
+    def _whose_models(self) -> list[str | None]:
+        """None for the global model, or the sites with personal ones where there is no global one."""
+        try:
+            self.model()
+        except UserError:
+            sites = sites_with_models(self.path)
+            if not sites:
+                raise
+            return [*sites]
+        return [None]
+
+    def _labels_here(self, federation: Federation) -> np.ndarray:
+        """The run's number of each class of another federation."""
+        unknown = [name for name in federation.classes if name not in self.classes]
+        if unknown:
+            raise UserError(
+                f"{federation.name} has classes that the run does not know: {', '.join(unknown)}; it knows "
+                f"{', '.join(self.classes)}: rename the classes, or leave their images out"
+            )
+        return np.array([self.classes.index(name) for name in federation.classes])
+
+
+def _measured_at(federation: Federation, owner: str | None) -> Sequence[Site]:
+    """Where a model is measured: a site's own at the site of its name where there is one, any other everywhere."""
+    own = [place for place in federation.sites if place.name == owner]
+    return own or federation.places()
+
+
+def _refuse_other_size(predictor: Predictor, federation: Federation) -> None:
+    if (federation.channels, federation.image_size) != (predictor.channels, predictor.size):
+        raise UserError(
+            f"{federation.name} has images of {federation.image_size} pixels, the run's have {predictor.size}; load "
+            f"the federation with size={predictor.size}"
+        )
+
+
+def _names_by_hash(federation: Federation) -> tuple[dict[str, str], dict[str, str]]:
+    """The names of a federation's images and groups by their hashes."""
+    names: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    for place in federation.places():
+        for images in place.splits.values():
+            index = images.store.index
+            at = {int(row): position for position, row in enumerate(index.rows)}
+            for row, image, group in zip(images.rows, *hashed_names(images)):
+                names[image], groups[group] = index.names[at[int(row)]], index.groups[at[int(row)]]
+    return names, groups

@@ -1,0 +1,208 @@
+"""A run from Python: a federation, a method, and any setting of a config. The command line starts runs here, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from equipoise import methods
+from equipoise.api.progress import ProgressDisplay
+from equipoise.api.result import Result
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method
+from equipoise.core.errors import UserError
+from equipoise.core.outside import GIVEN
+from equipoise.core.table import dotted
+from equipoise.data.federation import Federation
+from equipoise.engine.payload_files import refuse_foreign
+from equipoise.engine.runs import execute, make_config, refuse_idle_options
+from equipoise.engine.tracking import Trackers, check_trackers
+from equipoise.nets import outside as nets
+from equipoise.report import write_report
+
+RUNS = Path("runs")
+
+
+def load_federation(source: str | Path, **settings: Any) -> Federation:
+    """The federation of a source: `phantom`, `folder:DIR`, `manifest:FILE` or a built-in data set.
+
+    A drawn partition follows the seed of the run that trains on it, as in a config. `Federation.table` shows it for
+    seed 1, and `partition_seed=1` makes it the same for all runs.
+
+    >>> load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16}).table().sum().sum()
+    np.int64(200)
+
+    Args:
+        source: as `equipoise data list` lists them
+        **settings: any setting of the table `data`: `sites=5, partition="dirichlet_per_class"`, `root="downloads"`
+
+    Raises:
+        UserError: when the data is not there or cannot make a federation
+    """
+    from equipoise.data.arrays import loaded
+
+    return loaded(str(source), settings)
+
+
+def train(
+    federation: Federation | str | None,
+    method: str | Method = "fedavg",
+    *,
+    components: Sequence[str] = (),
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    net: Any = None,
+    seed: int | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | Path | None = None,
+    track: Sequence[str] = (),
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Result:
+    """Train a federation, test the selected models, and write the run's folder with its report.
+
+    The same run by the command line or from its `config.toml` gives the same bits.
+
+    >>> from equipoise import load_federation, train
+    >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
+    >>> result = train(fed, "fedavg", rounds=2, seed=1, out="runs/first")
+    >>> result.finished
+    True
+
+    Args:
+        federation: from `load_federation` or `Federation.from_...`, the name of a source, or None for the data of the
+            preset
+        method: a name that `equipoise methods` lists, `file.py`, `package.module:NAME`, or a `Method`
+        components: ideas to put on the method, by name
+        net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
+        seed: of weights, batches and drawn partitions; 1 by default
+        out: the run's folder; by default `runs/` and a name made of method, data and seed
+        settings: any other key of a config: `{"prr.pfa": "off", "train.aggregation": "uniform"}`
+        preset: a preset, or a TOML file, that the other arguments change
+        track: trackers that get the scores as well: "tensorboard", "mlflow"
+        resume: go on after the last complete round of the run in `out`
+        progress: show bars and losses; by default in a terminal or a notebook
+
+    Raises:
+        UserError: for settings that make no sense, before anything is written
+    """
+    given = named_settings(
+        settings,
+        method=method,
+        components=list(components) or None,
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        net=net,
+        seed=seed,
+        device=device,
+        workers=workers,
+    )
+    source = None if preset is None else str(preset)
+    where = "settings" if source is None else f"{source} with settings"
+    config = make_config(source, where=where, **nested(given | data_of(federation, given)))
+    refuse_idle_options([*dotted(settings or {})], config.method, config.components)
+    given_here = [name for name in (config.method, config.net.name) if name.startswith(GIVEN)]
+    if given_here and config.compute.workers > 1:
+        raise UserError(
+            f"worker processes cannot see {given_here[0]}, which is known to this process alone; put it into a module "
+            "and give it from there, or leave workers out"
+        )
+    return run_config(config, None if out is None else Path(out), resume=resume, track=track, progress=progress)
+
+
+def run_config(
+    config: Config,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    console: Console | None = None,
+) -> Result:
+    """Run a config in a folder to the end, and write the report; by default in `runs/`, under the run's name."""
+    folder = folder or RUNS / config.run_name
+    names = check_trackers(track)
+    refuse_foreign(folder)
+    console = console or Console()
+    shown = is_watched(console) if progress is None else progress
+    with Trackers(names, folder) as trackers:
+        with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
+            execute(config, folder, resume, [display, trackers])
+        trackers.report = write_report([folder])
+    return Result(folder)
+
+
+#: the keys of a config that arguments of `train` and `compare` stand for, where the names differ
+KEYS = {
+    "rounds": "train.rounds",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.optimiser.lr",
+    "net": "net.name",
+    "device": "compute.device",
+    "workers": "compute.workers",
+}
+
+
+def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
+    """Settings by dotted key: those that arguments stand for, and all others; none may be given twice."""
+    net, method = arguments.get("net"), arguments.get("method")
+    if net is not None and not isinstance(net, str):
+        arguments["net"] = nets.named(net)
+    if method is not None and not isinstance(method, str):
+        arguments["method"] = methods.named(method)
+    given = {KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
+    more = dotted(settings or {})
+    twice = sorted(given.keys() & more.keys())
+    if twice:
+        raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")
+    return given | more
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} as nested tables.
+
+    >>> nested({"train.rounds": 2, "train.epochs": 1, "seed": 3})
+    {'train': {'rounds': 2, 'epochs': 1}, 'seed': 3}
+    """
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, name = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise UserError(f"settings: {key} lies in {part}, which is a value and no table; leave one out")
+        table[name] = value
+    return tables
+
+
+def data_of(federation: Federation | str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a federation's data, without those that are given anew."""
+    if federation is None:
+        return {}
+    if isinstance(federation, str):
+        return {"data.name": federation}
+    if federation.config is None:
+        raise UserError(
+            "this federation does not say where its images come from, so that a run of it could not go on after an "
+            "interruption; make it with load_federation or Federation.from_arrays"
+        )
+    told = dotted(federation.config.model_dump(mode="json", exclude_unset=True, exclude_none=True), "data.")
+    return {key: value for key, value in told.items() if key not in settings}
+
+
+def is_watched(console: Console) -> bool:
+    """Whether somebody sees what a console paints: a terminal or a notebook."""
+    return console.is_terminal or console.is_jupyter or sys.stdout.isatty()

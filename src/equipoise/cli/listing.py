@@ -1,0 +1,146 @@
+"""Commands that list what there is. They read names and first lines from source files, so that they answer at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.cli.screen import ExampleGroup, console, plain_table
+from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
+
+#: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
+COSTS = ("compute", "traffic", "evaluation")
+
+methods_app = typer.Typer(
+    cls=ExampleGroup,
+    help="Example: equipoise methods show prr\n\nList the methods, or show one with its disclosure sheet.",
+)
+
+
+@methods_app.callback(invoke_without_command=True)
+def methods_list(context: typer.Context) -> None:
+    """Example: equipoise methods
+
+    List the methods, or show one with its disclosure sheet.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    rows = []
+    for name, path in modules_in("methods").items():
+        method = arguments(path, "METHOD")
+        paper = f"{method['paper'].split(',')[0]} {method['year']}" if method["year"] else "none"
+        rows.append((name, paper, method["changes"], *_costs(name)))
+    console.print(plain_table(("method", "paper", "what it changes", "compute", "traffic", "eval."), rows))
+    console.print("compute, traffic, evaluation: beside FedAvg, measured on the phantom")
+    console.print("options, and all that leaves a site: equipoise methods show NAME")
+
+
+def _costs(name: str) -> list[str]:
+    """Compute, traffic and evaluation of a method beside FedAvg, as last measured."""
+    costs = PACKAGE / "methods" / "costs.json"
+    measured = json.loads(costs.read_text()).get(name, {}) if costs.exists() else {}
+    return [f"x{measured[kind]:.1f}" if kind in measured else "-" for kind in COSTS]
+
+
+@methods_app.command("show")
+def methods_show(name: Annotated[str, typer.Argument(help="a method's name")]) -> None:
+    """Example: equipoise methods show fedavg
+
+    Show a method: its paper, its options, and everything that leaves a site.
+    """
+    from equipoise.engine.disclosure import widest_sheet
+    from equipoise.methods import get_method
+
+    method = get_method(name)
+    console.print(f"[bold]{name}[/]  {method.summary}", highlight=False)
+    console.print(f"paper: {method.paper}", highlight=False)
+    console.print(f"changes: {method.changes}", highlight=False)
+    costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
+    console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
+    sheet = Table("action", "entry", "what leaves the site", title="disclosure sheet")
+    for action, entries in widest_sheet(method).items():
+        for entry, text in entries.items():
+            sheet.add_row(action, entry, text)
+    console.print(sheet)
+    if method.options.model_fields:
+        options = Table("option", "default", "meaning", title=f"[{name}]".replace("[", r"\["))
+        for key, field in method.options.model_fields.items():
+            options.add_row(key, str(field.default), field.description or "")
+        console.print(options)
+
+
+def settings_list(
+    table: Annotated[str | None, typer.Argument(help="a table of the config, such as train or prr")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as the page docs/settings.md")] = False,
+) -> None:
+    """Example: equipoise settings train.optimiser
+
+    List every key of a config, with its type, default and meaning.
+    """
+    from equipoise.cli.settings import as_lines, as_markdown, notes, sections
+
+    chosen = sections(table)
+    if markdown:
+        typer.echo(as_markdown(chosen), nl=False)
+        return
+    for line in as_lines(chosen):
+        console.print(line)
+    for note in notes():
+        console.print(escape(note), highlight=False)
+
+
+def presets() -> None:
+    """Example: equipoise presets
+
+    List the presets, with their data.
+    """
+    from equipoise.contract.config import preset_names, read_raw
+
+    known = modules_in("data/sources")
+    rows = []
+    for name in preset_names():
+        data = read_raw(name).get("data", {}).get("name", "phantom")
+        rows.append((name, data, "" if data in known else "this source is not built in yet"))
+    console.print(plain_table(("preset", "data", ""), rows))
+
+
+def sources() -> None:
+    """Example: equipoise data list
+
+    List the sources of data.
+    """
+    rows = [(name, constant(path, "TITLE")) for name, path in modules_in("data/sources").items()]
+    console.print(plain_table(("source", "what it is"), rows))
+
+
+def runs(folder: Annotated[Path, typer.Argument(help="the folder with the runs' folders")] = Path("runs")) -> None:
+    """Example: equipoise runs
+
+    List the runs in a folder: what was run, how far it came, and its score.
+    """
+    from equipoise.engine.events import events_in
+
+    found = sorted(path.parent for path in folder.rglob("events.jsonl"))
+    rows = []
+    for run in found:
+        events = list(events_in((run / "events.jsonl").read_bytes()))
+        start = next((event for event in events if event["event"] == "start"), None)
+        if start is None:
+            continue
+        rounds = [event["round"] for event in events if event["event"] == "round"]
+        done = max(rounds, default=0)
+        state = "finished" if events[-1]["event"] == "end" else "stopped"
+        scores = [e["metrics"].get("balanced_accuracy") for e in events if e["event"] == "final"
+                  and e["scope"] == "mean" and e["view"] != "trained"]  # fmt: skip
+        score = f"{max(scores):.1%}" if scores and None not in scores else "-"
+        data = start["config"]["data"]["name"]
+        rows.append((run.relative_to(folder), start["method"], data, f"{state} {done}", score))
+    if not rows:
+        console.print(f"{folder} holds no run; `equipoise run` writes one", highlight=False)
+        return
+    console.print(plain_table(("run", "method", "data", "rounds", "bal. acc."), rows))

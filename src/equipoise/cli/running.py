@@ -1,0 +1,254 @@
+"""Commands that train: `equipoise run`, `resume`, `compare` and `demo`; each hands over to `equipoise.api`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.cli.data import Columns, Layout
+from equipoise.cli.given import given, pairs
+from equipoise.cli.screen import ROOMY, console, plain_table, say
+from equipoise.core.errors import UserError
+
+#: the numbers of a comparison that are shown in per cent
+SPREAD = ("mean", "sd", "low", "high")
+#: marks a folder whose runs the demo may replace
+DEMO = ".demo"
+
+Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
+Method = Annotated[str | None, typer.Option(help="see `equipoise methods`")]
+Data = Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")]
+Root = Annotated[Path | None, typer.Option(help="folder of the source's raw files")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="rounds of communication")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's images in a round")]
+BatchSize = Annotated[int | None, typer.Option(min=2, help="images of a local step")]
+Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the first round")]
+Net = Annotated[str | None, typer.Option(help="a net; see `equipoise settings net`")]
+Components = Annotated[
+    str | None,
+    typer.Option("--with", metavar="NAME,...", help="ideas to put on the method; see `equipoise components`"),
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+Workers = Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")]
+Track = Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")]
+
+
+def run(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[PRESET|FILE|RUN]", help="a preset, a TOML file, or a run to go on with")
+    ] = None,
+    method: Method = None,
+    data: Data = None,
+    root: Root = None,
+    layout: Layout = None,
+    column: Columns = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    net: Net = None,
+    with_: Components = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
+    device: Device = None,
+    workers: Workers = None,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="go on without images that fail")] = False,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    track: Track = None,
+) -> None:
+    """Example: equipoise run --method prr --data folder:images --rounds 20 --epochs 5
+
+    Train a federation, test the selected models, and write a report.
+
+    With the folder of a run, go on with it: `equipoise run runs/mine --rounds 40`.
+    """
+    from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
+
+    options: dict[str, Any] = {
+        "method": method,
+        "seed": seed,
+        "components": [name.strip() for name in with_.split(",")] if with_ else None,
+        "data": given(
+            name=data,
+            root=str(root) if root else None,
+            layout=layout,
+            columns=pairs("--column", column),
+            skip_unreadable=skip_unreadable or None,
+        ),
+        "net": given(name=net),
+        "train": given(rounds=rounds, epochs=epochs, batch_size=batch_size, optimiser=given(lr=lr)),
+        "compute": given(device=device, workers=workers),
+    }
+    refuse_twice(settings or [], options)
+    source, out, resume = _run_folder(source, out, resume)
+    config = make_config(source, settings or [], **options)
+    refuse_idle_options(settings or [], config.method, config.components)
+    _run(config, out, resume, track)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="go on until so many rounds are done")] = None,
+    workers: Workers = None,
+    device: Device = None,
+    track: Track = None,
+) -> None:
+    """Example: equipoise resume runs/fedavg-phantom-seed1 --rounds 40
+
+    Go on with a run after its last complete round, to its end or beyond it.
+    """
+    from equipoise.api import load_result
+    from equipoise.engine.runs import make_config
+
+    path = load_result(folder).path
+    options: dict[str, Any] = {"train": given(rounds=rounds), "compute": given(device=device, workers=workers)}
+    _run(make_config(str(path / "config.toml"), **options), path, True, track)
+
+
+def _run_folder(source: str | None, out: Path | None, resume: bool) -> tuple[str | None, Path | None, bool]:
+    """The config file, the folder and whether to resume, where the source is the folder of a run."""
+    if source is None or not (Path(source) / "config.toml").is_file():
+        return source, out, resume
+    if out is not None and out.resolve() != Path(source).resolve():
+        return str(Path(source) / "config.toml"), out, resume
+    return str(Path(source) / "config.toml"), Path(source), True
+
+
+def _run(config: Any, folder: Path | None, resume: bool, track: list[str] | None) -> None:
+    from equipoise.api.training import run_config
+
+    result = run_config(config, folder, resume=resume, track=track or [], progress=True, console=console)
+    print_headline([result.path])
+    say(f"report: {result.report()}")
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...|RUN...", help="methods to train, or finished runs")],
+    data: Data = None,
+    root: Root = None,
+    preset: Annotated[str | None, typer.Option(help="a preset or TOML file that all runs start from")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each method, with seeds from 1")] = 3,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    net: Net = None,
+    out: Annotated[Path | None, typer.Option(help="the comparison's folder; default studies/<methods>")] = None,
+    device: Device = None,
+    workers: Workers = None,
+    settings: Settings = None,
+) -> None:
+    """Example: equipoise compare local fedavg prr --data folder:images --rounds 20 --epochs 5
+
+    Train several methods on the same data, and compare them: means, intervals and tests over seeds.
+
+    With the folders of finished runs, write the report that compares these.
+    """
+    if all((Path(name) / "events.jsonl").is_file() for name in names):
+        report([Path(name) for name in names], out)
+        return
+    from equipoise.api import compare as compare_methods
+    from equipoise.contract.config import override
+    from equipoise.core.table import dotted
+
+    over = {"data.name": data, "data.root": str(root) if root else None, **dotted(override({}, settings or []))}
+    found = compare_methods(
+        None, names, seeds=seeds, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device,
+        workers=workers, out=out, settings={key: value for key, value in over.items() if value is not None},
+        preset=preset, progress=True,
+    )  # fmt: skip
+    rows = [
+        (name, int(row["n"]), *(_shown(100 * row[number], 1) for number in SPREAD), _shown(row["p"], 3))
+        for name, row in found.table().iterrows()
+    ]
+    headings = ("method", "runs", "mean", "sd", "from", "to", "p")
+    console.print(plain_table(headings, rows, "balanced accuracy, %, with 95 % intervals over seeds"))
+    say(f"report: {found.report()}")
+
+
+def _shown(number: float, digits: int) -> str:
+    return "-" if number != number else f"{number:.{digits}f}"
+
+
+def print_headline(folders: list[Path]) -> None:
+    """The results table of some runs, in per cent."""
+    from equipoise.report import headline, read_run
+    from equipoise.report.tables import COLUMNS, SHORT_TITLES, percent
+
+    rows = headline([read_run(folder) for folder in folders])
+    parts = {row.part for row in rows}
+    title = "test, %" if parts <= {"test"} else "validation, % (no test results)"
+    gap = 1 if console.width >= ROOMY else 0
+    heading = "method" if all(row.label == row.method for row in rows) else "run"
+    table = Table(heading, "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
+    for row in rows:
+        values = (percent(row.values.get(column.key)) for column in COLUMNS)
+        table.add_row(escape(row.label), row.view, escape(row.scope_title.replace("mean over ", "")), *values)
+    console.print(table)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    out: Annotated[Path | None, typer.Option(help="the HTML file")] = None,
+) -> None:
+    """Example: equipoise report runs/fedavg runs/prr --out both.html
+
+    Write the report of a run, or a comparison of several.
+    """
+    from equipoise.report import write_report
+
+    for folder in runs:
+        _refuse_cut_log(folder)
+    print_headline(runs)
+    say(f"report: {write_report(runs, out)}")
+
+
+def _refuse_cut_log(run: Path) -> None:
+    """Refuse a run whose log ends before the run did: its report would lack what an earlier one may have."""
+    from equipoise.engine.events import last_kind
+
+    if (run / "models").is_dir() and last_kind(run / "events.jsonl") not in ("", "start", "end"):
+        raise UserError(
+            f"{run / 'events.jsonl'} ends before the run did, for {run / 'models'} is there; get a copy of the log, or "
+            "go on with --resume"
+        )
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
+    rounds: Annotated[int | None, typer.Option(min=1)] = None,
+    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
+) -> None:
+    """Example: equipoise demo --rounds 5
+
+    Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at.
+    """
+    from equipoise.api.training import run_config
+    from equipoise.core.storage import write_text
+    from equipoise.engine import runs
+    from equipoise.engine.payload_files import clear_run
+    from equipoise.report import write_report
+
+    if out.exists() and not (out / DEMO).exists() and (out.is_file() or any(out.iterdir())):
+        raise UserError(
+            f"{out} is not empty and holds no demo that could be replaced; delete it, or choose another --out"
+        )
+    names = [name.strip() for name in methods.split(",")]
+    configs = {name: runs.make_config("demo", method=name, train=given(rounds=rounds)) for name in names}
+    write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
+    for name, config in configs.items():
+        clear_run(out / name)
+        run_config(config, out / name, progress=True, console=console)
+    folders = [out / name for name in configs]
+    path = write_report(folders, out / "report.html")
+    print_headline(folders)
+    say(f"report: {path}")

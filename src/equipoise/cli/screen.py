@@ -1,0 +1,48 @@
+"""What all commands share: the console, and help pages that begin with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+console = Console()
+
+#: columns of a terminal that has room for wider gaps in a table
+ROOMY = 90
+#: how a help text begins
+EXAMPLE = "Example:"
+
+
+class ExampleGroup(TyperGroup):
+    """Commands whose help begins with an example; a list of them shows the sentence after it."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, with the first sentence of its help for lists."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help and not command.short_help:
+            paragraphs = [text for text in command.help.split("\n\n") if not text.startswith(EXAMPLE)]
+            command.short_help = paragraphs[0].replace("\n", " ") if paragraphs else None
+        return command
+
+
+def plain_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Table:
+    """A table in which nothing is taken for markup; the first column is never folded."""
+    gap = 1 if console.width >= ROOMY else 0
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1 + gap, 0, 0), pad_edge=False)
+    for number, heading in enumerate(headings):
+        shown.add_column(heading, no_wrap=number == 0)
+    for row in rows:
+        shown.add_row(*(escape(str(cell)) for cell in row))
+    return shown
+
+
+def say(text: str) -> None:
+    """Print a line as it stands: names and paths may hold what rich takes for markup."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,73 @@
+"""Comparisons from Python and the command line: a grid of runs, its table, and going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import t, ttest_rel
+from test_from_python import PHANTOM, SMALL
+
+import equipoise as eq
+from harness import events
+
+ROWS = {"plain": "fedavg", "near": {"method": "fedprox", "fedprox.mu": 1.0}, "local": "local"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> eq.Comparison:
+    folder = tmp_path_factory.mktemp("compared")
+    fed = eq.load_federation("phantom", phantom=PHANTOM, store=folder / "data")
+    return eq.compare(fed, ROWS, seeds=3, rounds=1, out=folder / "mine", settings=SMALL)
+
+
+def test_the_table_has_means_intervals_and_tests_over_seeds(found):
+    table = found.table("loss")
+    scores = {name: [_mean(found.results[name, seed].path, "loss") for seed in (1, 2, 3)] for name in ROWS}
+    for name, own in scores.items():
+        half = t.ppf(0.975, 2) * np.std(own, ddof=1) / 3**0.5
+        told = table.loc[name, ["n", "mean", "low", "high"]].tolist()
+        assert told == pytest.approx([3, np.mean(own), np.mean(own) - half, np.mean(own) + half])
+    best, other, last = table.index
+    assert list(table["mean"]) == sorted(table["mean"]) and np.isnan(table["p"][best]), "the lowest loss is best"
+    raw = sorted(ttest_rel(scores[best], scores[name]).pvalue for name in (other, last))
+    corrected = [2 * raw[0], max(2 * raw[0], raw[1])]
+    assert sorted(table["p"][[other, last]]) == pytest.approx([min(p, 1) for p in corrected]), "Holm's correction"
+    assert found.table().index.name == "method" and found.report().exists() and "plain" in found._repr_html_()
+
+
+def _mean(run: Path, metric: str) -> float:
+    finals = [e for e in events(run, "final") if e["scope"] == "mean" and e["view"] != "trained"]
+    return finals[-1]["metrics"][metric]
+
+
+def test_a_comparison_goes_on_with_more_seeds_and_methods_but_not_with_other_settings(found, tmp_path):
+    fed = eq.load_federation("phantom", phantom=PHANTOM, store=found.path.parent / "data")
+    logs = {path: path.read_bytes() for path in found.path.rglob("events.jsonl")}
+    more = eq.compare(fed, {**ROWS, "bn": "fedbn"}, seeds=1, rounds=1, out=found.path, settings=SMALL)
+    assert ("bn", 1) in more.results and all(path.read_bytes() == log for path, log in logs.items())
+    with pytest.raises(eq.UserError, match="other settings or data; choose another out"):
+        eq.compare(fed, ROWS, seeds=3, rounds=2, out=found.path, settings=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        ("fedavg", "give a list"),
+        (["fedavgg"], "did you mean 'fedavg'"),
+        ({"mine": {"prr.pfa": "off"}}, "names no method"),
+        ({"mine": {"method": "fedavg", "prr.pfa": "off"}}, "options of prr have no effect"),
+        (["fedavg", "fedavg "], "fedavg "),
+    ],
+)
+def test_bad_comparisons_are_refused_before_anything_is_written(methods, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(eq.UserError, match=told):
+        eq.compare("phantom", methods, out="mine", progress=True)
+    assert not Path("mine").exists()
+
+
+def test_a_folder_without_a_comparison_is_refused(tmp_path):
+    with pytest.raises(eq.UserError, match="holds no comparison"):
+        eq.Comparison(tmp_path)
