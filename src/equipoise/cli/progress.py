@@ -29,7 +29,7 @@ class ProgressDisplay:
     def __init__(self, console: Console, rounds: int, label: str):
         self.console = console
         self.scores: dict[str, list[float]] = {}
-        self.metric = "balanced_accuracy"
+        self.metric = ""
         self.progress = bars(console, "[bold]{task.description}")
         self.task = self.progress.add_task(escape(label), total=rounds)
 

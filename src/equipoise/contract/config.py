@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -23,6 +23,7 @@ from equipoise.core.errors import UserError, as_text
 from equipoise.core.table import Table
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.config import DataConfig
+from equipoise.metrics import METRICS
 from equipoise.nets.config import NetConfig
 
 T = TypeVar("T", bound=BaseModel)
@@ -33,6 +34,12 @@ LONGEST_VALUE = 80
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""
+
+
+if TYPE_CHECKING:
+    ChoosingMetric = str
+else:
+    ChoosingMetric = Literal[tuple(metric.name for metric in METRICS if metric.chooses)]
 
 
 class OptimiserConfig(Table):
@@ -106,9 +113,7 @@ class EvaluationConfig(Table):
     rule: Literal["best", "last", "mean_last"] = Field(
         "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
     )
-    metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = Field(
-        "balanced_accuracy", description="the validation score that decides"
-    )
+    metric: ChoosingMetric = Field(METRICS[0].name, description="the validation score that decides")
     view: Literal["auto", "global", "personal"] = Field(
         "auto",
         description="whose validation score decides: personal models where the method has them. Where the global one "
