@@ -113,8 +113,8 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
     from equipoise.cli.study_tables import print_tables
     from equipoise.engine.payload_files import claimed_folder
     from equipoise.studies.grid import listed
-    from equipoise.studies.report import write_study
     from equipoise.studies.results import collect
+    from equipoise.studies.study_files import write_study
 
     with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
         results = collect(config, folder)

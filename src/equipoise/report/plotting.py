@@ -1,5 +1,7 @@
 """The look of every figure, and its way into the page: restrained colours, thin lines, SVG with real text."""
 
+from __future__ import annotations
+
 import io
 import re
 import warnings
@@ -9,14 +11,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-
-from equipoise.report.curves import Curve, mean_curve
 
 FULL_WIDTH = 9.0
 HALF_WIDTH = 4.4
@@ -128,36 +129,30 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 def draw_sites(
     ax: Axes,
-    curves: Mapping[str, Curve],
+    curves: pd.DataFrame,
     colour: Mapping[str, str],
     *,
     scale: float = 1,
     with_mean: bool = True,
 ) -> None:
-    """Thin lines per site (a band when there are very many) under the mean over them."""
-    if len(curves) > MOST_LINES:
-        _draw_band(ax, curves, scale)
+    """Thin lines per site, a column of `curves` each (a band when there are very many), under the mean over them."""
+    if curves.shape[1] > MOST_LINES:
+        low, high = np.nanpercentile(scale * curves, [10, 90], axis=1)
+        ax.fill_between(curves.index, low, high, color=FAINT, linewidth=0)
     else:
         for name, curve in curves.items():
-            lone = len(curves) == 1
-            draw_curve(ax, curve, scale, color=colour.get(name, MUTED), linewidth=1.8 if lone else 0.9)
-    if with_mean and len(curves) > 1:
-        draw_curve(ax, mean_curve(curves), scale, color=INK, linewidth=2.2)
+            lone = curves.shape[1] == 1
+            draw_curve(ax, curve, scale, color=colour.get(str(name), MUTED), linewidth=1.8 if lone else 0.9)
+    if with_mean and curves.shape[1] > 1:
+        draw_curve(ax, curves.mean(axis=1), scale, color=INK, linewidth=2.2)
     round_axis(ax)
 
 
-def draw_curve(ax: Axes, curve: Curve, scale: float = 1, **line: Any) -> None:
-    """One curve in round order; a lone point is drawn as a dot, since a line of one point is invisible."""
-    rounds = sorted(curve)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
-    ax.plot(rounds, [scale * curve[number] for number in rounds], **marker, **line)
-
-
-def _draw_band(ax: Axes, curves: Mapping[str, Curve], scale: float) -> None:
-    rounds = sorted({number for curve in curves.values() for number in curve})
-    values = [[scale * curve[number] for curve in curves.values() if number in curve] for number in rounds]
-    low, high = np.array([np.nanpercentile(each, [10, 90]) for each in values]).T
-    ax.fill_between(rounds, low, high, color=FAINT, linewidth=0)
+def draw_curve(ax: Axes, curve: pd.Series, scale: float = 1, **line: Any) -> None:
+    """One curve over rounds; a lone point is drawn as a dot, since a line of one point is invisible."""
+    known = scale * curve.dropna()
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(known) == 1 else {}
+    ax.plot(known.index, known, **marker, **line)
 
 
 def round_axis(ax: Axes) -> None:

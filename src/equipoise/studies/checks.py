@@ -12,7 +12,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.data import load_federation
 from equipoise.engine.events import first_event, last_kind
 from equipoise.engine.loop import Run
-from equipoise.report.events import Start
+from equipoise.report.log_lines import Start
 from equipoise.studies.grid import PART_TITLES, Cell, StudyConfig, deviations, known_cells, no_common_set
 from equipoise.studies.same_data import DataSeen
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -17,16 +17,14 @@ from equipoise.core.errors import UserError
 from equipoise.core.table import dotted
 from equipoise.engine.runs import make_config, refuse_idle_options
 from equipoise.methods import all_options, get_method, method_names
+from equipoise.metrics import METRICS
 
-Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
-METRICS: tuple[Metric, ...] = (
-    "macro_f1",
-    "balanced_accuracy",
-    "balanced_auc",
-    "accuracy",
-    "worst_class_recall",
-    "ece",
-)
+#: the metrics of a study that names none
+STUDY_METRICS = tuple(m.name for m in sorted(METRICS, key=lambda metric: metric.study_place) if m.in_tables)
+if TYPE_CHECKING:
+    StudyMetric = str
+else:
+    StudyMetric = Literal[STUDY_METRICS]
 
 
 def check_name(name: str) -> str:
@@ -82,8 +80,8 @@ class Row(Table):
     tables: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="the tables that the row stands in; default the study's one table"
     )
-    paper: dict[Metric, PerCent] = Field({}, description="what the paper reports, in per cent")
-    paper_cohort: dict[Metric, PerCent] = Field({}, description="the same for the unseen cohort")
+    paper: dict[StudyMetric, PerCent] = Field({}, description="what the paper reports, in per cent")
+    paper_cohort: dict[StudyMetric, PerCent] = Field({}, description="the same for the unseen cohort")
     view: Literal["global", "personal", "trained"] | None = Field(
         None, description="the models that the row reports, trained: right after local training; default by scope"
     )
@@ -126,7 +124,9 @@ class StudyConfig(Table):
         description="the images whose scores are shown; valid: for a study that chooses settings, "
         "with the validation scores of the selected round and no test score",
     )
-    metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
+    metrics: tuple[StudyMetric, ...] = Field(
+        STUDY_METRICS, min_length=1, description="columns; the first one compares rows"
+    )
     seeds: tuple[Seed, ...] = (1,)
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
     paper: str = Field("", description="where the paper's numbers stand")
@@ -150,7 +150,7 @@ class StudyConfig(Table):
 
     @field_validator("metrics")
     @classmethod
-    def _different_metrics(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    def _different_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(metrics)) < len(metrics):
             raise ValueError("a metric is named twice")
         return metrics
@@ -179,7 +179,7 @@ class StudyConfig(Table):
         return self
 
     @property
-    def primary(self) -> Metric:
+    def primary(self) -> str:
         """The metric that rows are compared by."""
         return self.metrics[0]
 
