@@ -77,7 +77,7 @@ def class_recall(run: RunRecord) -> pd.Series:
 def rare_class_recall(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """Recall per class, rarest class on top, a mark per run."""
     recalls = 100 * pd.DataFrame({place: class_recall(run) for place, run in enumerate(runs)})
-    images = pd.Series(np.sum([site.train for site in runs[0].start.sites], axis=0), runs[0].start.classes)
+    images = runs[0].training_images.sum()
     classes = images[images.index.isin(recalls.index)].sort_values(kind="stable")[:MOST_CLASSES]
     if not len(classes):
         return None
@@ -90,7 +90,8 @@ def rare_class_recall(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figur
         ax.plot(ends, [row, row], color=plot.FAINT, linewidth=2.5, zorder=1)
     for place, recall in recalls.items():
         known = np.flatnonzero(recall.notna())
-        ax.plot(recall.iloc[known], known, **_mark(place))
+        if len(known):
+            ax.plot(recall.iloc[known], known, **_mark(place))
     ax.set_yticks(range(len(classes)), [f"{plot.plain(name)}  (n = {count:,})" for name, count in classes.items()])
     ax.set(xlabel="Recall (%)", xlim=(-2, 102), ylim=(len(classes) - 0.5, -0.5))
     ax.set_ylabel("Class, training images")

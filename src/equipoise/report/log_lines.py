@@ -1,6 +1,7 @@
 """The lines of a run's `events.jsonl` as typed values; fields unknown to this version are ignored."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,18 +65,18 @@ class Round(Line):
 
 
 class Score(Line):
-    """A model scored on one part of some images."""
+    """A model scored on one part of some images; `trained` is a site's model before communication."""
 
-    round: int | None = None
     part: str
     view: View
     site: str | None = None
+    round: int | None = None
     metrics: dict[str, float | None]
     recall: list[float | None] = Field(default_factory=list)
 
 
 class Evaluation(Score):
-    """One model scored at one site after a round; `trained` is the site's model before communication."""
+    """One model scored at one site after a round."""
 
     round: int
     site: str
@@ -124,10 +125,14 @@ class Selection(Line):
     @property
     def score(self) -> float | None:
         """The validation score that the choice rests on; the mean over sites where each chose by its own."""
-        return mean([choice.value for choice in self.sites.values()]) if self.sites else self.value
+        known = [choice.value for choice in self.sites.values() if choice.value is not None]
+        return sum(known) / len(known) if known else self.value if not self.sites else None
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the values that are known; None when none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+KINDS: dict[str, type[Line]] = {
+    "start": Start,
+    "round": Round,
+    "evaluation": Evaluation,
+    "selection": Selection,
+    "final": Final,
+}

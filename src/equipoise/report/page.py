@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from equipoise.report import comparison, run_figures
 from equipoise.report.curves import retrogress
 from equipoise.report.plotting import style, to_svg
 from equipoise.report.record import RunRecord, read_run
-from equipoise.report.run_facts import costs, facts, key_numbers, left_out, selection_note, work_by_site
+from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
 from equipoise.report.run_tables import (
     COLUMNS,
-    SCOPE_TITLES,
     SITE_COLUMNS,
+    group_titles,
     headline,
     run_labels,
     scores_sheet,
@@ -35,28 +35,21 @@ from equipoise.report.run_tables import (
     unlike,
 )
 from equipoise.report.sheet import Sheet, sheet
+from equipoise.report.wording import duration, traffic
 
 #: what tells a report of runs from other files, reports of studies among them
 KICKERS = ("Comparison of runs", "Report of a run")
 MARK = re.compile(rf'<p class="kicker">({"|".join(KICKERS)})</p>')
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure as it stands in the page."""
-
-    name: str
-    svg: Markup
-    caption: str
-    half: bool = False
-
-
-def picture(name: str, figure: Figure | None, caption: str, *, half: bool = False) -> Picture | None:
-    """A drawn figure ready for the page; None stays None."""
-    if figure is None:
-        return None
-    # matplotlib has escaped every text that it wrote into the SVG.
-    return Picture(name, Markup(to_svg(figure, salt=name)), caption, half)
+RUN_FIGURES = {
+    "learning": run_figures.learning_curves,
+    "retrogress": run_figures.retrogress_curves,
+    "loss": run_figures.training_loss,
+    "recall": run_figures.recall_map,
+    "confusion": run_figures.confusion_matrices,
+    "federation": run_figures.federation_bubbles,
+    "seconds": run_figures.time_per_round,
+    "traffic": run_figures.traffic_per_round,
+}
 
 
 def page(template: str, folder: Path, **values: Any) -> str:
@@ -68,62 +61,14 @@ def page(template: str, folder: Path, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"duration": duration, "traffic": traffic}
     return environment.get_template(template).render(**values)
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure of one run before it is drawn."""
-
-    name: str
-    draw: Callable[[RunRecord], Figure | None]
-    caption: str
-    half: bool = False
-    remark: Callable[[RunRecord], str] = lambda run: ""
-
-    def picture(self, run: RunRecord, prefix: str) -> Picture | None:
-        """The figure of `run`, drawn, under a name that starts with `prefix`."""
-        return picture(f"{prefix}-{self.name}", self.draw(run), self.caption + self.remark(run), half=self.half)
-
-
-FEDERATION = Plot(
-    "federation",
-    lambda run: run_figures.federation_bubbles(run.training_sites, run.start.classes),
-    "Training images of each class at each site; the area of a bubble is the count, 0 marks an absent class.",
-    remark=run_figures.sites_shown,
-)
-RUN_PLOTS = (
-    Plot(
-        "learning",
-        run_figures.learning_curves,
-        "Learning curves on validation data: thin lines are sites, the thick line is the mean over the sites "
-        "scored in that round. Round 0 is the initial model; a dotted line marks the selected round.",
-    ),
-    Plot(
-        "retrogress",
-        run_figures.retrogress_curves,
-        "Retrogress: balanced accuracy of a site’s model right after local training minus that of the model it "
-        "holds when the round ends, on the same validation data. Above zero, communication made the model worse.",
-        half=True,
-    ),
-    Plot("loss", run_figures.training_loss, "Mean training loss of each site, per round.", half=True),
-    Plot(
-        "recall",
-        run_figures.recall_map,
-        "Recall of each class at each site. Grey: the site has no image of the class to score.",
-        remark=run_figures.sites_shown,
-    ),
-    Plot(
-        "confusion",
-        run_figures.confusion_matrices,
-        "Confusion matrices of the model a site is left with. Numbers are images; the shade is the share of the "
-        "true class (each row adds up to 100 %).",
-        remark=run_figures.matrices_shown,
-    ),
-    FEDERATION,
-    Plot("seconds", run_figures.time_per_round, "Seconds of work per site; dashed: of the whole round.", half=True),
-    Plot("traffic", run_figures.traffic_per_round, "Mean traffic of each site per round.", half=True),
-)
+def svgs(id: str, figures: Mapping[str, Figure | None]) -> dict[str, Markup | None]:
+    """Drawn figures as they stand in the page, under names that begin with `id`; those that show nothing stay None."""
+    # matplotlib has escaped every text that it wrote into the SVG.
+    return {name: Markup(to_svg(own, salt=f"{id}{name}")) if own else None for name, own in figures.items()}
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
@@ -140,33 +85,26 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     elif out.is_file() and not MARK.search(out.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{out} is there, and is no report: it would be replaced. Choose another --out")
     rows = headline(records)
-    for path, text in {
-        out: render(records),
-        out.with_suffix(".csv"): to_csv(rows),
-        out.with_suffix(".tex"): to_latex(rows),
-    }.items():
-        _write(path, text)
+    written = {".html": render(records), ".csv": to_csv(rows), ".tex": to_latex(rows)}
+    for suffix, text in written.items():
+        _write(out if suffix == ".html" else out.with_suffix(suffix), text)
     return out
 
 
 def render(runs: Sequence[RunRecord]) -> str:
     """The HTML text of a report."""
     rows, labels = headline(runs), run_labels(runs)
-    several = len(runs) > 1
-    shared = several and comparison.same_federation(runs)
+    shared = len(runs) > 1 and comparison.same_federation(runs)
     with style():
-        compared = _compare(runs, labels, shared) if several else None
+        compared = _compare(runs, labels, shared) if len(runs) > 1 else None
         sections = [
-            _section(run, label, f"run{place}", with_federation=not shared)
+            {"label": label} | _section(run, f"run{place}", undrawn=["federation"] if shared else [])
             for place, (run, label) in enumerate(zip(runs, labels), start=1)
         ]
-    few = ", ".join(labels[:-1]) + " and " + labels[-1] if len(runs) <= 5 else f"{len(runs)} runs"
     return page(
         "report.html",
         Path(__file__).parent,
-        name="",
-        title=few if several else runs[0].start.run,
-        kicker=KICKERS[0 if several else 1],
+        kickers=KICKERS,
         sections=sections,
         compared=compared,
         csv=_data_link(to_csv(rows), "text/csv"),
@@ -177,55 +115,51 @@ def render(runs: Sequence[RunRecord]) -> str:
 
 def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> dict[str, Any]:
     """What stands in front of the single runs when there are several."""
-    rows = headline(runs).sort_values("scope", key=lambda scope: scope.map([*SCOPE_TITLES].index), kind="stable")
-    rows = pd.concat([own for _, own in rows.groupby(["scope", "part", "group_site"], sort=False)] or [rows])
-    pictures = [
-        picture(
-            "comparison-learning",
-            comparison.overlaid_learning(runs, labels),
-            "Learning curves on validation data, the runs overlaid: the model a site is left with when a round ends "
-            "(personal where rounds measured it, else global).",
-        ),
-        picture(
-            "comparison-recall",
-            comparison.rare_class_recall(runs, labels),
-            "Recall of each class over the federation, the rarest class on top.",
-        ),
-        picture(
-            "comparison-retrogress",
-            comparison.overlaid_retrogress(runs, labels),
-            "Retrogress, mean over sites: the drop in validation balanced accuracy after each communication.",
-        ),
-        FEDERATION.picture(runs[0], "comparison") if shared else None,
-    ]
+    rows, groups = group_titles(headline(runs))
+    caption = "Results of all runs, per cent; the best of each group in bold."
+    scores = scores_sheet(caption, rows, {"Run": "label", "View": "view"})
+    figures = {
+        "learning": comparison.overlaid_learning(runs, labels),
+        "recall": comparison.rare_class_recall(runs, labels),
+        "retrogress": comparison.overlaid_retrogress(runs, labels),
+        "federation": run_figures.federation_bubbles(runs[0]) if shared else None,
+    }
     spent = pd.DataFrame([costs(run) for run in runs])
     return {
-        "scores": _with_worst_site(
-            scores_sheet(
-                "Results of all runs, per cent; the best of each group in bold.", rows, {"Run": "label", "View": "view"}
-            ),
-            rows,
-        ),
-        "groups": _group_titles(rows),
+        "id": "comparison",
+        "scores": _with_worst_site(scores, rows),
+        "groups": groups,
         "unlike": unlike(rows),
-        "notes": [(label, selection_note(run)) for run, label in zip(runs, labels)],
-        "costs": sheet(
-            "Cost of the runs. Traffic per round is the mean over sites.",
-            {"Run": labels},
-            {name: spent[name].to_numpy() for name in spent},
-        ),
-        "pictures": [picture for picture in pictures if picture],
+        "costs": sheet("Cost of the runs. Traffic per round is the mean over sites.", {"Run": labels}, dict(spent)),
+        "svgs": svgs("comparison-", figures),
+        "sites_shown": run_figures.sites_shown(runs[0]),
     }
 
 
-def _group_titles(rows: pd.DataFrame) -> dict[int, str]:
-    """Over which lines of a comparison a group begins, and its title."""
-    titles = [
-        f"{SCOPE_TITLES[scope].capitalize()}{f' {site}' if site else ''}, "
-        f"{'test' if part == 'test' else 'validation (no test results)'}"
-        for part, scope, site in zip(rows["part"], rows["scope"], rows["group_site"])
-    ]
-    return {place: title for place, title in enumerate(titles) if not place or titles[place - 1] != title}
+def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
+    """Everything the template shows of one run."""
+    kind = "Test results" if len(run.finals) else f"Validation scores{'' if run.finished else ' so far'}"
+    rows, every = headline([run]), told(run)
+    scores = scores_sheet(f"{kind}, per cent.", rows, {"View": "view", "Scope": "title"}, bold=False)
+    of_site = every[every["scope"].isin(["site", "cohort"])]
+    names = {"View": "view", "Site": "site"}
+    return {
+        "id": id,
+        "run": run,
+        "key_numbers": key_numbers(run),
+        "sheets": {
+            "scores": _with_worst_site(scores, rows),
+            "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS, bold=False),
+            "work": work_by_site(run),
+        },
+        "note": selection_note(run),
+        "retrogress_known": not retrogress(run).empty,
+        "svgs": svgs(f"{id}-", {name: None if name in undrawn else draw(run) for name, draw in RUN_FIGURES.items()}),
+        "sites_shown": run_figures.sites_shown(run),
+        "matrices_shown": run_figures.matrices_shown(run),
+        "left_out": left_out(run),
+        "config": run.config_text or json.dumps(run.start.config, indent=2, ensure_ascii=False),
+    }
 
 
 def _with_worst_site(shown: Sheet, rows: pd.DataFrame) -> Sheet:
@@ -235,66 +169,7 @@ def _with_worst_site(shown: Sheet, rows: pd.DataFrame) -> Sheet:
         Markup("{}<small>{}</small>").format(text, name) if pd.notna(name) else text
         for text, name in zip(shown.cells[worst], rows["worst"])
     ]
-    return Sheet(shown.caption, shown.cells.assign(**{worst: named}), shown.best, shown.notes)
-
-
-def _section(run: RunRecord, label: str, id: str, *, with_federation: bool) -> dict[str, Any]:
-    """Everything the template shows of one run."""
-    drawn = {
-        plot.name: plot.picture(run, id) if with_federation or plot is not FEDERATION else None for plot in RUN_PLOTS
-    }
-    return {
-        "id": id,
-        "label": label,
-        "run": run,
-        "tested": len(run.finals) > 0,
-        "facts": facts(run),
-        "key_numbers": key_numbers(run),
-        "sheets": _sheets(run),
-        "note": selection_note(run),
-        "retrogress_known": not retrogress(run).empty,
-        "pictures": drawn,
-        "config": run.config_text or json.dumps(run.start.config, indent=2, ensure_ascii=False),
-    }
-
-
-def _sheets(run: RunRecord) -> dict[str, Sheet | None]:
-    """The tables of one run; None where there is nothing to tell."""
-    kind = "Test results" if len(run.finals) else f"Validation scores{'' if run.finished else ' so far'}"
-    rows, every = headline([run]), told(run)
-    of_site = every[every["scope"].isin(["site", "cohort"])]
-    columns = {"View": "view", "Scope": "title"}
-    scores = _with_worst_site(scores_sheet(f"{kind}, per cent.", rows, columns, bold=False), rows)
-    sites = scores_sheet(
-        "The same by site, per cent.", of_site, {"View": "view", "Site": "site"}, SITE_COLUMNS, bold=False
-    )
-    absent = left_out(run)
-    return {
-        "scores": scores if len(rows) else None,
-        "sites": sites if len(of_site) > 1 else None,
-        "work": work_by_site(run) if len(run.work) else None,
-        "left_out": sheet(
-            "Sites left out of a round, and why.", dict(zip(("Site", "Rounds", "Why"), map(list, zip(*absent)))), {}
-        )
-        if absent
-        else None,
-        "disclosure": _disclosure(run),
-    }
-
-
-def _disclosure(run: RunRecord) -> Sheet:
-    """What leaves a site, by action and entry."""
-    method, actions = run.start.method, run.start.disclosure
-    caption = f"What a site replies in a run of {method}; counts of images and of predictions leave it as well."
-    if actions.keys() & {"evaluate", "pool"}:
-        caption = f"What leaves a site in a run of {method}. Nothing else does."
-    lines = [
-        (action if first else "", Markup("<code>{}</code>").format(key), text)
-        for action, sent in actions.items()
-        for first, (key, text) in zip([True, *[False] * len(sent)], sent.items())
-    ]
-    heads = ("Action", "Sent", "What it is")
-    return sheet(caption, {head: [line[place] for line in lines] for place, head in enumerate(heads)}, {})
+    return dataclasses.replace(shown, cells=shown.cells.assign(**{worst: named}))
 
 
 def _data_link(text: str, kind: str) -> str:

@@ -8,34 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.report.log_lines import Evaluation, Final, Line, Round, Score, Selection, SiteCounts, SiteRound, Start
+from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, SiteRound, Start
 from equipoise.report.validation import validation_scores
-
-L = TypeVar("L", bound=Line)
 
 #: what the lines of a frame of scores tell besides the metrics
 TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
-KINDS: dict[str, type[Line]] = {
-    "start": Start,
-    "round": Round,
-    "evaluation": Evaluation,
-    "selection": Selection,
-    "final": Final,
-}
+PARTS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """Everything a report needs to know about one run.
 
-    `evaluations` has a line per model scored at a site after a round, `finals` per line of test results. Columns are
-    those of `TOLD` that apply, and a column per metric.
+    `evaluations` has a line per model scored at a site after a round, `finals` one per line of test results. Their
+    columns are those of `TOLD` that apply, and a column per metric.
     """
 
     folder: Path
@@ -48,6 +40,7 @@ class RunRecord:
     warnings: Sequence[str]
     resumed: Sequence[int]
     seconds: float | None
+    """How long it took; None while the run has not come to its end."""
 
     @property
     def finished(self) -> bool:
@@ -70,20 +63,24 @@ class RunRecord:
             text = f"not finished: stopped, or still running, after round {self.last_round}{of}"
         return text + (f"; resumed at round {', '.join(map(str, self.resumed))}" if self.resumed else "")
 
+    @cached_property
+    def images(self) -> pd.DataFrame:
+        """Images at each site: columns by part (train, valid, test) and class."""
+        sites, classes = self.start.sites, self.start.classes
+        counts = {part: [getattr(site, part) or [0] * len(classes) for site in sites] for part in PARTS}
+        names = [site.name for site in sites]
+        return pd.concat({part: pd.DataFrame(own, names, classes, int) for part, own in counts.items()}, axis=1)
+
     @property
-    def training_sites(self) -> list[SiteCounts]:
-        """The sites that train, in the order of the run."""
-        return [site for site in self.start.sites if sum(site.train)]
+    def training_images(self) -> pd.DataFrame:
+        """Training images of each class at the sites that train."""
+        train = self.images["train"]
+        return train[train.sum(axis=1) > 0]
 
     @property
     def evaluators(self) -> list[str]:
         """The places where models are only measured."""
-        return [site.name for site in self.start.sites if not sum(site.train)]
-
-    @property
-    def has_test_data(self) -> bool:
-        """True when a site, a common set or a cohort has an image to test on."""
-        return any(sum(site.test) for site in self.start.sites)
+        return [name for name in self.images.index if name not in self.training_images.index]
 
     @property
     def end_view(self) -> str:
@@ -110,14 +107,10 @@ class RunRecord:
 
     @cached_property
     def work(self) -> pd.DataFrame:
-        """A line per round and site: loss, seconds, and bytes that the site sent and received."""
-        lines = [
-            {"round": done.round, "site": site, **dict(work)}
-            for done in self.rounds
-            for site, work in done.sites.items()
-        ]
-        columns = ["round", "site", *SiteRound.model_fields]
-        return pd.DataFrame(lines, columns=columns).astype({"loss": float})
+        """A line per round and site: loss, seconds, examples, and bytes that the site sent and received."""
+        visits = ((done.round, site, work) for done in self.rounds for site, work in done.sites.items())
+        lines = [{"round": number, "site": site, **dict(work)} for number, site, work in visits]
+        return pd.DataFrame(lines, columns=["round", "site", *SiteRound.model_fields]).astype({"loss": float})
 
     @cached_property
     def validation(self) -> pd.DataFrame:
@@ -140,16 +133,6 @@ class RunRecord:
             return json.loads(file.readline())
 
 
-def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A frame of scores from flat lines: numbers that are not known are NaN, a mean over sites has the site ""."""
-    found = list(lines)
-    columns = dict.fromkeys([*TOLD, *(key for line in found for key in line)])
-    frame = pd.DataFrame(found, columns=[*columns]).fillna({"site": ""})
-    metrics = [column for column in frame if column not in TOLD]
-    kinds = dict.fromkeys([*metrics, "spread"], float) | dict.fromkeys(["round", "rounds", "offset"], "Int64")
-    return frame.astype(kinds | dict.fromkeys(["recall", "confusion"], object))
-
-
 def setting(config: Mapping[str, Any], *path: str) -> Any:
     """The value under a path of keys, None when absent."""
     value: Any = config
@@ -158,34 +141,39 @@ def setting(config: Mapping[str, Any], *path: str) -> Any:
     return value
 
 
+def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A frame of scores from flat lines: numbers that are not known are NaN, a mean over sites has the site ""."""
+    found = list(lines)
+    columns = list(dict.fromkeys([*TOLD, *(key for line in found for key in line)]))
+    kinds: dict[str, Any] = dict.fromkeys(["spread", *columns[len(TOLD) :]], float)
+    kinds |= dict.fromkeys(["round", "rounds", "offset"], "Int64") | dict.fromkeys(["recall", "confusion"], object)
+    return pd.DataFrame(found, columns=columns).fillna({"site": ""}).astype(kinds)
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a run that is not finished, or was cut off in a line, is read as far as it goes."""
     path = Path(path)
     source = path / "events.jsonl"
     if not source.is_file():
         raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
-    # A resumed run writes again what it had written after its last checkpoint: the later line counts.
     found: dict[str, dict[Any, Any]] = {kind: {} for kind in KINDS}
-    warnings: list[str] = []
-    resumed: list[int] = []
-    seconds = None
-    notes: list[str] = []
-    for number, offset, event in _events(source, notes):
+    told: dict[str, list[Any]] = {"warning": [], "resumed": [], "end": [], "cut": []}
+    for number, offset, event in _events(source, told["cut"]):
         kind = str(event.get("event"))
         if kind in KINDS:
             line = _parsed(source, number, kind, event)
-            found[kind][_identity(line, number)] = (offset, line)
-        elif kind == "warning":
-            warnings.append(str(event.get("text", "")))
-        elif kind == "resumed":
-            resumed += [int(event["round"])] if "round" in event else []
-            seconds = None
-        elif kind == "end":
-            seconds = float(event.get("seconds", 0.0))
+            # A resumed run writes again what it had written after its last checkpoint: the later line counts.
+            found[kind][_identity(line, offset)] = (offset, line)
+        elif kind in told:
+            told[kind].append(event)
+            told["end"] = [] if kind == "resumed" else told["end"]
     if not found["start"]:
         raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
-    start, config_text = _settings(path, next(iter(found["start"].values()))[1])
+    file = path / "config.toml"
+    config_text = as_text(file.read_bytes(), str(file)) if file.is_file() else ""
+    start = _with_config(next(iter(found["start"].values()))[1], file, config_text)
     scored = sorted(found["evaluation"].values(), key=lambda pair: pair[1].round)
+    warnings = [str(event.get("text", "")) for event in told["warning"]]
     return RunRecord(
         folder=path,
         config_text=config_text,
@@ -194,26 +182,14 @@ def read_run(path: Path) -> RunRecord:
         evaluations=scores_frame(_flat(line) | {"offset": offset} for offset, line in scored),
         finals=scores_frame(_flat(line) for _, line in found["final"].values()),
         selections=[line for _, line in found["selection"].values()],
-        warnings=list(dict.fromkeys([*start.warnings, *warnings, *notes])),
-        resumed=resumed,
-        seconds=seconds,
+        warnings=list(dict.fromkeys([*start.warnings, *warnings, *told["cut"]])),
+        resumed=[int(event["round"]) for event in told["resumed"] if "round" in event],
+        seconds=float(told["end"][-1].get("seconds", 0.0)) if told["end"] else None,
     )
 
 
-def _settings(path: Path, start: Start) -> tuple[Start, str]:
-    """The start event, with the config of `config.toml` where it has none, and the text of this file."""
-    file = path / "config.toml"
-    text = as_text(file.read_bytes(), str(file)) if file.is_file() else ""
-    if start.config or not text:
-        return start, text
-    try:
-        return start.model_copy(update={"config": tomllib.loads(text)}), text
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}. Restore the file that the run wrote.") from error
-
-
-def _events(source: Path, notes: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The events with their line numbers and places in the file; lines cut off by an interruption go to `notes`.
+def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The events with their line numbers and places in the file; what an interruption cut off is told in `cut`.
 
     Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged.
     """
@@ -227,16 +203,26 @@ def _events(source: Path, notes: list[str]) -> Iterator[tuple[int, int, dict[str
                 event = json.loads(line)
             except ValueError:
                 event = None
-            if broken and not (isinstance(event, dict) and event.get("event") == "resumed"):
+            whole = isinstance(event, dict)
+            if broken and not (whole and event.get("event") == "resumed"):
                 raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
-            broken = 0 if isinstance(event, dict) else number
-            if broken:
-                notes.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
-            else:
+            broken = 0 if whole else number
+            if whole:
                 yield number, place, event
+            else:
+                cut.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
 
 
-def _identity(line: Line, number: int) -> Any:
+def _parsed(source: Path, number: int, kind: str, event: dict[str, Any]) -> Line:
+    try:
+        return KINDS[kind].model_validate(event)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{source}, line {number}: {kind} event, field '{where}': {first['msg']}.") from error
+
+
+def _identity(line: Line, offset: int) -> Any:
     """What tells a line from others of its kind."""
     match line:
         case Round():
@@ -247,7 +233,7 @@ def _identity(line: Line, number: int) -> Any:
             return line.part, line.rule, line.view, line.scope, line.site
         case Selection():
             return line.view, line.metric
-    return number
+    return offset
 
 
 def _flat(line: Score) -> dict[str, Any]:
@@ -257,10 +243,9 @@ def _flat(line: Score) -> dict[str, Any]:
     return {**told, **extra, **line.metrics}
 
 
-def _parsed(source: Path, number: int, kind: str, event: dict[str, Any]) -> Line:
+def _with_config(start: Start, file: Path, text: str) -> Start:
+    """The start event, with the config of `config.toml` where it has none."""
     try:
-        return KINDS[kind].model_validate(event)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{source}, line {number}: {kind} event, field '{where}': {first['msg']}.") from error
+        return start if start.config else start.model_copy(update={"config": tomllib.loads(text)})
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not valid TOML: {error}. Restore the file that the run wrote.") from error

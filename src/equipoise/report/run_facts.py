@@ -1,5 +1,4 @@
-"""What there is to say of a run besides its scores: what it was, how its round was chosen, what it cost, who was left
-out of which rounds."""
+"""What there is to say of a run besides its scores: how its round was chosen, what it cost, who was left out."""
 
 from __future__ import annotations
 
@@ -7,40 +6,12 @@ import pandas as pd
 
 from equipoise.metrics import METRICS
 from equipoise.report.log_lines import Selection
-from equipoise.report.record import RunRecord, setting
+from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import COLUMNS, headline
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration, percent, ranges, traffic
 
 METRIC_TITLES = {metric.name: metric.title for metric in METRICS}
-
-
-def facts(run: RunRecord) -> list[tuple[str, str]]:
-    """What the run was, as name and value; what is unknown is left out."""
-    start = run.start
-    totals = [sum(counts) for counts in zip(*(site.train for site in run.training_sites))]
-    ratio = f", commonest to rarest {max(totals) / min(totals):.1f} : 1" if totals and min(totals) else ""
-    count = len(run.training_sites)
-    federation = f"{count} training site{'' if count == 1 else 's'}, {sum(totals):,} training images of "
-    federation += f"{len(start.classes)} classes{ratio}"
-    if run.evaluators:
-        federation += f"; only evaluated: {', '.join(run.evaluators)}"
-    size = f", {model_size(run)}" if start.model_bytes else ""
-    seed = setting(start.config, "seed")
-    entries = [
-        ("Method", start.method),
-        ("Paper", start.paper),
-        ("Status", run.status),
-        ("Data", str(setting(start.config, "data", "name") or "")),
-        ("Federation", federation),
-        ("Model", f"{start.parameters:,} parameters{size}" if start.parameters else ""),
-        ("Seed", "" if seed is None else str(seed)),
-        ("Started", start.time.replace("T", " ")[:16]),
-        ("Duration", duration(run.seconds) if run.seconds is not None else ""),
-        ("Device", start.device),
-        ("Version", f"Equipoise {start.version}" if start.version else ""),
-    ]
-    return [(name, value) for name, value in entries if value]
 
 
 def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -66,7 +37,7 @@ def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
 def _of_how_many(run: RunRecord, row: pd.Series) -> str:
     """How many sites a mean is of, where some with images of the part were lost."""
     measured = ((run.results["scope"] == "site") & (run.results["view"] == row["view"])).sum()
-    holders = sum(any(site.test if row["part"] == "test" else site.valid) for site in run.training_sites)
+    holders = (run.images[row["part"]].loc[run.training_images.index].sum(axis=1) > 0).sum()
     return f" ({measured} of {holders})" if row["scope"] == "mean" and measured < holders else ""
 
 
@@ -87,12 +58,12 @@ def work_by_site(run: RunRecord) -> Sheet:
         "Work and traffic by site: means over the rounds in which the site took part, and the sum over the run.",
         {"Site": means.index},
         {
-            "Rounds": [str(count) for count in by_site.size()],
-            "Images per round": [f"{images:,.0f}" for images in means["examples"]],
-            "Seconds per round": [f"{seconds:.2f}" for seconds in means["seconds"]],
-            "Sent per round": [traffic(size) for size in means["sent"]],
-            "Received per round": [traffic(size) for size in means["received"]],
-            "Traffic in all": [traffic(size) for size in total],
+            "Rounds": by_site.size().map(str),
+            "Images per round": means["examples"].map("{:,.0f}".format),
+            "Seconds per round": means["seconds"].map("{:.2f}".format),
+            "Sent per round": means["sent"].map(traffic),
+            "Received per round": means["received"].map(traffic),
+            "Traffic in all": total.map(traffic),
         },
     )
 
@@ -116,9 +87,8 @@ def costs(run: RunRecord) -> dict[str, str]:
 def left_out(run: RunRecord) -> list[tuple[str, str, str]]:
     """Sites that were left out, as (site, rounds, why)."""
     absences: dict[tuple[str, str], list[int]] = {}
-    for finished in run.rounds:
-        for absence in finished.missing.items():
-            absences.setdefault(absence, []).append(finished.round)
+    for number, absence in ((finished.round, each) for finished in run.rounds for each in finished.missing.items()):
+        absences.setdefault(absence, []).append(number)
     return [(site, ranges(numbers), why) for (site, why), numbers in absences.items()]
 
 
@@ -140,7 +110,7 @@ def selection_note(run: RunRecord) -> str:
 def _why_no_test_results(run: RunRecord) -> str:
     if not run.finished:
         return "No test results yet"
-    return "The test data was not measured" if run.has_test_data else "There is no test data"
+    return "The test data was not measured" if run.images["test"].any(axis=None) else "There is no test data"
 
 
 def _rounds_shown(run: RunRecord) -> str:

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress, work_curves
-from equipoise.report.log_lines import SiteCounts
 from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import SCOPE_TITLES
 from equipoise.report.wording import byte_unit
@@ -76,12 +75,12 @@ def _half_width(curves: pd.DataFrame, label: str, scale: float = 1, zero: bool =
     return figure
 
 
-def federation_bubbles(sites: Sequence[SiteCounts], classes: Sequence[str]) -> Figure | None:
+def federation_bubbles(run: RunRecord) -> Figure | None:
     """Training images per site and class: a bubble's area is the count; sums stand beside and below."""
-    if not sites:
+    shown = _largest(run.training_images)
+    if shown.empty:
         return None
-    shown = _largest(sites)
-    counts = np.array([site.train for site in shown])
+    counts = shown.to_numpy()
     height, width = counts.shape
     figure = plot.canvas(min(plot.FULL_WIDTH, 2.6 + 0.85 * width), 0.9 + 0.46 * height)
     ax = figure.subplots()
@@ -97,9 +96,9 @@ def federation_bubbles(sites: Sequence[SiteCounts], classes: Sequence[str]) -> F
         ax.text(x, y, f"{total:,}", ha="center", va="center", weight="bold")
     ax.axhline(height - 0.5, color=plot.FAINT, linewidth=0.8)
     ax.axvline(width - 0.3, color=plot.FAINT, linewidth=0.8)
-    names = [plot.plain(name) for name in classes]
+    names = [plot.plain(name) for name in shown]
     ax.set_xticks([*range(width), width + 0.15], [*names, "all"])
-    ax.set_yticks([*range(height), height - 0.1], [*(plot.plain(site.name) for site in shown), "all"])
+    ax.set_yticks([*range(height), height - 0.1], [*(plot.plain(name) for name in shown.index), "all"])
     ax.set(xlim=(-0.6, width + 0.6), ylim=(height + 0.3, -0.6), xlabel="Class", ylabel="Site")
     _slant_long_labels(ax, names)
     _frameless(ax)
@@ -171,7 +170,7 @@ def confusion_matrices(run: RunRecord) -> Figure | None:
 
 def _with_recall(run: RunRecord, view: str) -> pd.DataFrame:
     """The results of a view that have recall, sites first; the largest sites when there are very many."""
-    kept = ["", *(site.name for site in _largest(run.start.sites))]
+    kept = ["", *_largest(run.images["train"]).index]
     rows = run.results[(run.results["view"] == view) & (run.results["recall"].str.len() > 0)]
     rows = _without_repeats(rows, ["site", "cohort", "mean", "pooled"])
     return rows[rows["site"].isin(kept)]
@@ -193,7 +192,7 @@ def _without_repeats(rows: pd.DataFrame, scopes: Sequence[str]) -> pd.DataFrame:
 
 def sites_shown(run: RunRecord) -> str:
     """A sentence for the caption when there are more sites than a figure can show."""
-    count = len(run.training_sites)
+    count = len(run.training_images)
     if count <= MOST_ROWS:
         return ""
     return f" Of {count} sites, the {MOST_ROWS} with the most training images are shown."
@@ -231,7 +230,7 @@ def time_per_round(run: RunRecord) -> Figure | None:
 def traffic_per_round(run: RunRecord) -> Figure | None:
     """What each site sends and receives per round; None where nothing moved."""
     means = run.work.groupby("site")[["sent", "received"]].mean()
-    means = means.reindex([site.name for site in _largest(run.start.sites) if site.name in means.index])
+    means = means.loc[[name for name in _largest(run.images["train"]).index if name in means.index]]
     if not means.any(axis=None):
         return None
     figure = plot.canvas(plot.HALF_WIDTH, max(2.9, 0.9 + 0.3 * len(means)))
@@ -254,10 +253,9 @@ def _slant_long_labels(ax: Axes, names: Sequence[str], room: int = 1) -> None:
             label.set(rotation=40, ha="right", rotation_mode="anchor")
 
 
-def _largest(sites: Sequence[SiteCounts]) -> list[SiteCounts]:
-    """At most MOST_ROWS sites, those with the most training images, in their own order."""
-    kept = sorted(range(len(sites)), key=lambda place: -sum(sites[place].train))[:MOST_ROWS]
-    return [sites[place] for place in sorted(kept)]
+def _largest(images: pd.DataFrame) -> pd.DataFrame:
+    """At most MOST_ROWS sites, those with the most images, in their own order."""
+    return images[images.sum(axis=1).rank(method="first", ascending=False) <= MOST_ROWS]
 
 
 def _heat(ax: Axes, values: np.ndarray, texts: np.ndarray, size: float = 8) -> None:

@@ -104,6 +104,18 @@ def unlike(rows: pd.DataFrame) -> str:
     return "Some runs are of other classes or sites: their scores do not compare, and bold is among equals only."
 
 
+def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Lines that measure the same kind of thing together, and over which of them stands what they measure."""
+    rows = rows.sort_values("scope", key=lambda scope: scope.map([*SCOPE_TITLES].index), kind="stable")
+    rows = pd.concat([own for _, own in rows.groupby(["scope", "part", "group_site"], sort=False)] or [rows])
+    parts = {"test": "test", "valid": "validation (no test results)"}
+    titles = [
+        f"{SCOPE_TITLES[scope].capitalize()}{f' {site}' if site else ''}, {parts[part]}"
+        for part, scope, site in zip(rows["part"], rows["scope"], rows["group_site"])
+    ]
+    return rows, {place: title for place, title in enumerate(titles) if title not in titles[:place]}
+
+
 def scores_sheet(
     caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS, bold: bool = True
 ) -> Sheet:

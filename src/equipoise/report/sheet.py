@@ -38,7 +38,8 @@ class Sheet:
 def sheet(caption: str, names: Mapping[str, Any], columns: Mapping[str, Any], **more: Any) -> Sheet:
     """A sheet from the names of its lines and its columns, both by what stands over them."""
     index = pd.MultiIndex.from_arrays([*names.values()], names=[*names])
-    return Sheet(caption, pd.DataFrame(columns, index=index, dtype=object), **more)
+    cells = pd.DataFrame({head: list(texts) for head, texts in columns.items()}, index=index, dtype=object)
+    return Sheet(caption, cells, **more)
 
 
 def tabular(shown: Sheet) -> str:

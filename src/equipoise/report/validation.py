@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pandas as pd
 
 from equipoise.contract.config import EvaluationConfig, validated
-from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, reported_round
+from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 from equipoise.metrics import from_confusion
-from equipoise.report.log_lines import Selection, View, mean
+from equipoise.report.log_lines import Selection, View
 
 
 def validation_scores(
@@ -67,11 +67,7 @@ def _of_view(sites: Mapping[str, list[Summary]]) -> Iterator[dict[str, Any]]:
     for site, own in means.items():
         yield _flat(own) | {"scope": "site", "site": site, "round": rounds[site]}
     over = {"round": rounds.popitem()[1] if len({*rounds.values()}) == 1 else None}
-    first, *_ = means.values()
-    yield over | {
-        "scope": "mean",
-        **{name: mean([own["metrics"].get(name) for own in means.values()]) for name in first["metrics"]},
-    }
+    yield over | {"scope": "mean"} | mean_over_sites([*means.values()])["metrics"]
     images = added_over_sites([*means.values()])
     if images["confusion"] is not None:
         yield over | {"scope": "pooled"} | _flat(mean_over_rounds(list(map(_pooled, _by_round(sites)))) | images)

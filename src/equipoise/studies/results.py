@@ -197,8 +197,10 @@ def _read(cell: Cell, part: str) -> RunResult:
         raise
     except (UserError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
-    untested = part == "test" and run.record.has_test_data and "mean" not in set(run.record.finals["scope"])
-    if not run.record.rounds or untested:
+    untested = (
+        part == "test" and run.record.images["test"].any(axis=None) and "mean" not in set(run.record.finals["scope"])
+    )
+    if not run.record.rounds or not tested:
         lacking = "test result" if run.record.rounds else "round"
         raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")
     return run

@@ -54,10 +54,9 @@ class RunResult:
     @cached_property
     def judges(self) -> list[str]:
         """Who holds the images that scores are of: sites, or the one common set; unseen cohorts apart."""
-        finals = self.record.finals
+        finals, images = self.record.finals, self.record.images[self.part]
         cohorts = {*finals["site"][finals["scope"] == "cohort"]}
-        sites = [site for site in self.record.start.sites if site.name not in cohorts]
-        return [site.name for site in sites if sum(site.test if self.part == "test" else site.valid)]
+        return [name for name in images.index[images.sum(axis=1) > 0] if name not in cohorts]
 
     @cached_property
     def data_seen(self) -> DataSeen:
@@ -189,7 +188,7 @@ class RowResult:
 def federation_of(rows: Iterable[RowResult]) -> RunRecord | None:
     """The run that shows best who holds what: pooled training hides it."""
     runs = (run.record for row in rows for run in row.runs)
-    return max(runs, key=lambda run: len(run.training_sites), default=None)
+    return max(runs, key=lambda run: len(run.training_images), default=None)
 
 
 def holders(rows: Sequence[RowResult], runs: Sequence[RunResult]) -> str:

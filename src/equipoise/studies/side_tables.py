@@ -71,18 +71,16 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
 def _counts(rows: Sequence[RowResult]) -> Sheet | None:
     """Images of each class in each part at the sites that score models, where they are few enough to read."""
     run = federation_of(rows)
-    sites = [site for site in run.start.sites if any(site.valid) or any(site.test)] if run else []
-    if run is None or not 0 < len(sites) <= MOST_SITES:
+    if run is None:
         return None
-    parts = [part for part in PARTS if any(any(getattr(site, part)) for site in sites)]
-    counts = [[getattr(site, part) or [0] * len(site.train) for part in parts] for site in sites]
-    cells = {
-        name: [" / ".join(f"{own[place]:,}" for own in counted) for counted in counts]
-        for place, name in enumerate(run.start.classes)
-    }
+    images = run.images[(run.images[["valid", "test"]] > 0).any(axis=1)]
+    if not 0 < len(images) <= MOST_SITES:
+        return None
+    parts = [part for part in PARTS if images[part].any(axis=None)]
+    cells = {name: zip(*(images[part, name].map("{:,}".format) for part in parts)) for name in run.start.classes}
     what = " / ".join(PARTS[part] for part in parts)
     text = f"Images of each class where models are scored: {what} (seed {run.start.config.get('seed')})."
-    return sheet(text, {"Site": [site.name for site in sites]}, cells)
+    return sheet(text, {"Site": images.index}, {name: map(" / ".join, counts) for name, counts in cells.items()})
 
 
 def _costs(rows: Sequence[RowResult]) -> Sheet | None:

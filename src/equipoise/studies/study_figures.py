@@ -201,8 +201,7 @@ def rare_classes(rows: Sequence[RowResult]) -> Figure | None:
     rows = [row for row in rows if row.recall]
     if not rows:
         return None
-    start = rows[0].runs[0].record.start
-    totals = dict(zip(start.classes, np.sum([site.train for site in start.sites], axis=0)))
+    totals = rows[0].runs[0].record.training_images.sum().to_dict()
     known = [name for name in totals if any(name in row.recall for row in rows)]
     classes = sorted(known, key=lambda name: totals[name])[:MOST_CLASSES]
     figure, panels = _by_row(rows, len(classes))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from equipoise.core.version import __version__
-from equipoise.report.page import Picture, page, picture
+from equipoise.report.page import page, svgs
 from equipoise.report.plotting import style
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.run_figures import federation_bubbles, sites_shown
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration
-from equipoise.statistics import Spread
 from equipoise.studies import remarks
 from equipoise.studies import study_figures as figures
 from equipoise.studies.grid import listed
@@ -33,50 +32,30 @@ MODELS_DRAWN = {
 
 def render(results: StudyResults) -> str:
     """The HTML text of the report."""
-    primary = METRIC_TITLES[results.study.primary]
-    over_data = f"{primary} by data set, mean over seeds, with a deviation over seeds."
     with style():
         sections = [_section(results, f"data{place}", data) for place, data in enumerate(results.data_names, start=1)]
-        ranks = picture("ranks", figures.rank_plot(results), _ranks_caption(results))
-        data_sets = picture("over-data", figures.over_data(results), over_data)
+        drawn = svgs("", {"ranks": figures.rank_plot(results), "over-data": figures.over_data(results)})
     return page(
         "study.html",
         Path(__file__).parent,
-        name=results.study.name,
-        title=results.study.title or results.study.name,
-        kicker="Report of a study",
         results=results,
-        told=_facts(results),
+        titles=METRIC_TITLES,
+        models_drawn=MODELS_DRAWN[results.study.scope],
+        dropped=figures.retrogress_metric(results),
+        lacking=remarks.runs_lacking(results),
+        later=remarks.later(results),
         not_run=remarks.not_run(results),
+        to_come=tables_to_come(results),
         warnings=remarks.warnings(results.rows),
+        seconds=sum(run.record.seconds or 0.0 for run in results.runs),
+        together=max((run.together for run in results.runs), default=1),
         sections=sections,
-        ranks=ranks,
-        over_data=data_sets,
+        over={"id": "", "svgs": drawn},
+        listed=listed,
+        ranks_caption=_ranks_caption(results),
         runs=_runs(results),
         version=__version__,
     )
-
-
-def _facts(results: StudyResults) -> list[tuple[str, str | Sequence[str]]]:
-    """What stands at the top, by name: a text, or a list of them."""
-    study, runs = results.study, results.runs
-    at_a_time = max((run.together for run in runs), default=1)
-    over = f" added up over all runs, up to {at_a_time} at a time" if at_a_time > 1 else " over all runs"
-    entries: list[tuple[str, str | Sequence[str]]] = [
-        ("Study", study.name),
-        ("Preset", study.preset or ""),
-        ("Runs", f"{len(runs)} finished, {remarks.runs_lacking(results)} not"),
-        ("With --full", "; ".join(remarks.later(results))),
-        ("To come", "; ".join(tables_to_come(results))),
-        ("Left aside", f"runs of no row: {listed(results.strangers)}" if results.strangers else ""),
-        ("Scope", results.scope),
-        ("Selection", results.rule),
-        ("Paper", study.paper),
-        ("Differs" if results.has_paper else "Notes", study.differs),
-        ("Changed", results.deviations),
-        ("Time", duration(sum(run.record.seconds or 0.0 for run in runs)) + over),
-    ]
-    return [(name, value) for name, value in entries if value]
 
 
 def _runs(results: StudyResults) -> Sheet:
@@ -97,46 +76,45 @@ def _runs(results: StudyResults) -> Sheet:
 def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
     """Everything about one data set."""
     rows, tables = results.of(data), tables_of(results, data)
+    federation = federation_of(rows)
+    drawn = {
+        "scores": figures.scores(results, rows),
+        "learning": figures.learning(results, rows),
+        "recall": figures.rare_classes(rows),
+        "retrogress": figures.retrogress_panels(results, rows),
+        "cost": figures.cost(rows),
+        "federation": federation_bubbles(federation) if federation else None,
+    }
     return {
         "id": id,
         "title": data or "Results",
         "tables": [(table.sheet_on_page(), table.tests_sheet() if table.comparisons else None) for table in tables],
         "sides": side_tables(results, data),
-        "pictures": _pictures(results, rows, id),
+        "svgs": svgs(f"{id}-", drawn),
         "undrawn": _undrawn(rows),
+        "told": _told(rows)
+        | {
+            "seed": federation.start.config.get("seed") if federation else "",
+            "sites_shown": sites_shown(federation) if federation else "",
+        },
     }
 
 
-def _pictures(results: StudyResults, rows: Sequence[RowResult], prefix: str) -> list[Picture]:
-    federation = federation_of(rows)
-    dropped = METRIC_TITLES[figures.retrogress_metric(results)]
-    drawn = [
-        ("scores", figures.scores(results, rows), _scores_caption(results, rows)),
-        ("learning", figures.learning(results, rows), _learning_caption(results, rows)),
-        (
-            "recall",
-            figures.rare_classes(rows),
-            f"Recall of {_classes_drawn(rows)} over all {results.part} images; in brackets their training images"
-            f"{_hollow(row.recall for row in rows)}.",
-        ),
-        (
-            "retrogress",
-            figures.retrogress_panels(results, rows),
-            "Retrogress: what the model right after local training loses when the round ends, on validation data "
-            f"({dropped}). Above zero, communication made models worse; zero throughout, where what predicts never "
-            "leaves its site.",
-        ),
-        ("cost", figures.cost(rows), _cost_caption(rows)),
-    ]
-    if federation:
-        start = federation.start
-        caption = (
-            f"Training images of each class at each site (seed {start.config.get('seed')}); the area of a bubble is "
-            f"the count, 0 marks an absent class.{sites_shown(federation)}"
-        )
-        drawn.append(("federation", federation_bubbles(federation.training_sites, start.classes), caption))
-    pictures = (picture(f"{prefix}-{name}", figure, caption) for name, figure, caption in drawn)
-    return [each for each in pictures if each]
+def _told(rows: Sequence[RowResult]) -> dict[str, Any]:
+    """What captions of figures depend on."""
+    spreads = [score for row in rows for score in row.scores.values()]
+    recalls = [score for row in rows for score in row.recall.values()]
+    return {
+        "spread": any(score.std is not None for score in spreads),
+        "hollow": any(score.std is None for score in spreads),
+        "hollow_recall": any(score.std is None for score in recalls),
+        "paper": any(row.row.paper for row in rows),
+        "many_classes": len({name for row in rows for name in row.recall}) > figures.MOST_CLASSES,
+        "common": all(run.on_common_set for row in rows for run in row.runs),
+        "dotted": any(figures.first_eligible(row) > 1 for row in rows),
+        "others": [r.row.name for r in rows if any(figures.curve_view(run, r) != r.view for run in r.runs)],
+        "shared_times": " ".join(shared_times(rows)),
+    }
 
 
 def _undrawn(rows: Sequence[RowResult]) -> str:
@@ -148,12 +126,9 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
     why = ""
     if not any(run.start.config["evaluation"].get("trained", True) for run in runs):
         why = " (evaluation.trained = false)"
-    elif not any(sum(site.valid) for run in runs for site in run.training_sites):
+    elif not any(run.images["valid"].loc[run.training_images.index].any(axis=None) for run in runs):
         why = ", for the sites have no validation images of their own"
     return f"No curves of retrogress: models were not scored right after local training{why}."
-
-
-# ---- captions ----------------------------------------------------------------------------------------------------
 
 
 def _ranks_caption(results: StudyResults) -> str:
@@ -167,38 +142,3 @@ def _ranks_caption(results: StudyResults) -> str:
     lacking = results.ranking.lacking.items()
     without = "; ".join(f"without {name}, which lacks {', '.join(blocks)}" for name, blocks in lacking)
     return f"{text}; {without}." if without else f"{text}."
-
-
-def _scores_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
-    text = f"{results.part.capitalize()} scores by method"
-    if any(score.std is not None for row in rows for score in row.scores.values()):
-        text += ": mean and standard deviation over seeds, each seed as a dash"
-    text += _hollow(row.scores for row in rows)
-    return f"{text}; the paper's number as a diamond." if any(row.row.paper for row in rows) else f"{text}."
-
-
-def _hollow(scores: Iterable[Mapping[Any, Spread]]) -> str:
-    """What a dot without a deviation looks like, where there are any."""
-    return "; hollow: one seed" if any(score.std is None for own in scores for score in own.values()) else ""
-
-
-def _classes_drawn(rows: Sequence[RowResult]) -> str:
-    known = {name for row in rows for name in row.recall}
-    return "the rarest classes" if len(known) > figures.MOST_CLASSES else "each class"
-
-
-def _cost_caption(rows: Sequence[RowResult]) -> str:
-    return " ".join(["Time and traffic by method, means over rounds and sites.", *shared_times(rows)])
-
-
-def _learning_caption(results: StudyResults, rows: Sequence[RowResult]) -> str:
-    metric, models = METRIC_TITLES[results.study.primary], MODELS_DRAWN[results.study.scope]
-    means = "seeds" if all(run.on_common_set for row in rows for run in row.runs) else "sites and seeds"
-    text = f"{metric} on validation data by round ({models}), mean over {means}, with a band of one standard deviation "
-    text += "over seeds; the other methods in grey. Where the first rounds are far below the others they are cut."
-    if any(figures.first_eligible(row) > 1 for row in rows):
-        text += " From the dotted line on a round could be chosen."
-    others = [row.row.name for row in rows if any(figures.curve_view(run, row) != row.view for run in row.runs)]
-    if others:
-        text += f" For {listed(others)} the models that chose the round: those reported were measured at the end."
-    return text
