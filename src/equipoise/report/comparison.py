@@ -35,17 +35,10 @@ def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figur
     panels = {"Mean over sites": [each.mean(axis=1) for each in curves]}
     if 1 < len(shared) <= MOST_SITES:
         panels |= {site: [each[site] for each in curves] for site in shared}
-    rows, columns = plot.grid_shape(len(panels), 4)
-    figure = plot.canvas(plot.FULL_WIDTH, 0.4 + (2.2 if rows > 1 else 2.8) * rows)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for ax, (title, lines) in zip(axes.flat, panels.items()):
+    figure, axes = plot.small_panels(list(panels), f"{MAIN.title} (%)", 4, 0.4, 2.2 if len(panels) > 4 else 2.8)
+    for ax, lines in zip(axes, panels.values()):
         for place, curve in enumerate(lines):
             plot.draw_curve(ax, curve, 100, **_line(place))
-        ax.set_title(plot.plain(title))
-    for ax in plot.lowest_panels(axes, len(panels)):
-        plot.round_axis(ax)
-    for ax in axes[:, 0]:
-        ax.set_ylabel(f"{MAIN.title} (%)")
     _legend(figure, labels)
     return figure
 

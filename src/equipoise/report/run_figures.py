@@ -30,16 +30,15 @@ def learning_curves(run: RunRecord) -> Figure | None:
     figure = plot.canvas(plot.FULL_WIDTH, 0.45 + 2.35 * len(views))
     panels = figure.subplots(len(views), len(metrics), squeeze=False, sharex=True)
     names = list(run.evaluations["site"][run.evaluations["part"] == "valid"].unique())
-    colour = plot.colours(names)
     for row, view in zip(panels, views):
         for ax, metric in zip(row, metrics):
             _mark_selected(ax, run, view)
-            plot.draw_sites(ax, metric_curves(run, metric.name, view), colour, scale=metric.scale)
+            plot.draw_sites(ax, metric_curves(run, metric.name, view), names, metric.scale)
             ax.set_ylabel(metric.title + (" (%)" if metric.scale == 100 else ""))
         row[0].set_title(f"{view.capitalize()} view")
     for ax in panels[:-1].flat:
         ax.set_xlabel("")
-    plot.site_legend(figure, names, colour, with_mean=len(names) > 1)
+    plot.site_legend(figure, names)
     return figure
 
 
@@ -51,9 +50,11 @@ def _mark_selected(ax: Axes, run: RunRecord, view: str) -> None:
 
 def retrogress_curves(run: RunRecord) -> Figure | None:
     """Drop of the first metric after each communication, per site and as the mean; None where all are zero."""
-    drops = retrogress(run)
-    label = f"Drop in {METRICS[0].title.lower()} (points)"
-    return None if flat(drops) else _half_width(drops, label, scale=100, zero=True)
+    drops = 100 * retrogress(run)
+    figure = None if flat(drops) else _half_width(drops, f"Drop in {METRICS[0].title.lower()} (points)")
+    if figure:
+        figure.axes[0].axhline(0, color=plot.MUTED, linewidth=0.8, zorder=1.9)
+    return figure
 
 
 def training_loss(run: RunRecord) -> Figure | None:
@@ -61,17 +62,24 @@ def training_loss(run: RunRecord) -> Figure | None:
     return _half_width(work_curves(run, "loss"), "Training loss")
 
 
-def _half_width(curves: pd.DataFrame, label: str, scale: float = 1, zero: bool = False) -> Figure | None:
+def time_per_round(run: RunRecord) -> Figure | None:
+    """Seconds per round, by site and on the clock."""
+    figure = _half_width(work_curves(run, "seconds"), "Seconds per round", with_mean=False)
+    if figure:
+        wall = pd.Series({finished.round: finished.seconds for finished in run.rounds})
+        plot.draw_curve(figure.axes[0], wall, color=plot.INK, linewidth=1.6, linestyle=(0, (4, 2)))
+        figure.axes[0].set_ylim(bottom=0)
+    return figure
+
+
+def _half_width(curves: pd.DataFrame, label: str, with_mean: bool = True) -> Figure | None:
     if curves.empty:
         return None
     figure = plot.canvas(plot.HALF_WIDTH, 2.9)
     ax = figure.subplots()
-    if zero:
-        ax.axhline(0, color=plot.MUTED, linewidth=0.8)
-    names = list(curves)
-    plot.draw_sites(ax, curves, plot.colours(names), scale=scale)
+    plot.draw_sites(ax, curves, with_mean=with_mean)
     ax.set_ylabel(label)
-    plot.site_legend(figure, names, plot.colours(names), with_mean=len(names) > 1)
+    plot.site_legend(figure, list(curves), with_mean)
     return figure
 
 
@@ -207,24 +215,6 @@ def matrices_shown(run: RunRecord) -> str:
         return left_out
     cohorts = "; those of cohorts are of the last" if (rows["scope"] == "cohort").any() else ""
     return f" Each number is the mean over {'up to ' * (len(numbers) > 1)}{numbers[-1]} rounds{cohorts}.{left_out}"
-
-
-def time_per_round(run: RunRecord) -> Figure | None:
-    """Seconds per round, by site and on the clock."""
-    curves = work_curves(run, "seconds")
-    if curves.empty:
-        return None
-    figure = plot.canvas(plot.HALF_WIDTH, 2.9)
-    ax = figure.subplots()
-    names = list(curves)
-    plot.draw_sites(ax, curves, plot.colours(names), with_mean=False)
-    wall = pd.Series({finished.round: finished.seconds for finished in run.rounds})
-    plot.draw_curve(ax, wall, color=plot.INK, linewidth=1.6, linestyle=(0, (4, 2)))
-    plot.round_axis(ax)
-    ax.set_ylabel("Seconds per round")
-    ax.set_ylim(bottom=0)
-    plot.site_legend(figure, names, plot.colours(names), with_mean=False)
-    return figure
 
 
 def traffic_per_round(run: RunRecord) -> Figure | None:

@@ -123,8 +123,8 @@ def _small_multiples(
     if not curves:
         return None
     means = {name: own.mean(axis=1) for name, own in curves.items()}
-    figure, panels = _panels(means, 5)
-    for ax, (name, own) in zip(panels.flat, curves.items()):
+    figure, panels = plot.small_panels(list(curves), label, 5, 0.3, 1.55)
+    for ax, (name, own) in zip(panels, curves.items()):
         if about_zero:
             ax.axhline(0, color=plot.MUTED, linewidth=0.8)
         for other, mean in means.items():
@@ -136,21 +136,9 @@ def _small_multiples(
         if len(band):
             ax.fill_between(band.index, band["low"], band["high"], color=plot.ACCENT_LIGHT, linewidth=0, alpha=0.6)
         plot.draw_curve(ax, means[name], color=plot.ACCENT, linewidth=1.7)
-        ax.set_title(plot.plain(name))
     if not about_zero:
-        panels[0, 0].set_ylim(bottom=_floor(curves.values()))
-    for ax in plot.lowest_panels(panels, len(curves)):
-        plot.round_axis(ax)
-    for ax in panels[:, 0]:
-        ax.set_ylabel(label)
+        panels[0].set_ylim(bottom=_floor(curves.values()))
     return figure
-
-
-def _panels(titles: Iterable[str], most_columns: int, head: float = 0.3) -> tuple[Figure, np.ndarray]:
-    """Small panels that share their axes."""
-    height, width = plot.grid_shape(len(list(titles)), most_columns)
-    figure = plot.canvas(plot.FULL_WIDTH, head + 1.55 * height)
-    return figure, figure.subplots(height, width, squeeze=False, sharex=True, sharey=True)
 
 
 def _floor(rows: Iterable[pd.DataFrame]) -> float | None:
@@ -178,18 +166,15 @@ def over_data(results: StudyResults) -> Figure | None:
             found.setdefault(row.row.name, {})[names.index(row.data)] = row.scores[metric]
     if len(names) < 2 or not found:
         return None
-    figure, panels = _panels(found, 5, head=0.6)
-    for ax, (name, own) in zip(panels.flat, found.items()):
+    figure, panels = plot.small_panels(list(found), f"{METRIC_TITLES[metric]} (%)", 5, 0.6, 1.55)
+    for ax, (name, own) in zip(panels, found.items()):
         for other in (each for each in found if each != name):
             ax.plot(list(found[other]), [each.mean for each in found[other].values()], color=plot.FAINT, linewidth=0.8)
         deviations = [each.std or 0.0 for each in own.values()]
         means = [each.mean for each in own.values()]
         ax.errorbar(list(own), means, yerr=deviations, color=plot.ACCENT, marker="o", markersize=3.5, linewidth=1.5)
-        ax.set_title(plot.plain(name))
-    for ax in plot.lowest_panels(panels, len(found)):
+        ax.set_xlabel("")
         ax.set_xticks(range(len(names)), [plot.plain(name, 12) for name in names], rotation=45, ha="right")
-    for ax in panels[:, 0]:
-        ax.set_ylabel(f"{METRIC_TITLES[metric]} (%)")
     return figure
 
 
