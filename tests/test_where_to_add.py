@@ -11,11 +11,11 @@ from typing import get_args
 
 import pytest
 import torch
+from equipoise.report.tables import COLUMNS, METRIC_TITLES, SHORT_TITLES
 
 import equipoise
 from equipoise.contract.config import EvaluationConfig
 from equipoise.data import sources
-from equipoise.report.tables import COLUMNS, METRIC_TITLES, SHORT_TITLES
 from equipoise.studies.grid import METRICS
 from equipoise.tasks.classification import Classification
 

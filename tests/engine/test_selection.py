@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from equipoise.report.tables import headline, selection_note
 
 from equipoise.core.errors import UserError
 from equipoise.engine.evaluation import Score
@@ -15,7 +16,6 @@ from equipoise.engine.selection import Selection
 from equipoise.engine.states import read_state
 from equipoise.methods import get_method
 from equipoise.report.record import read_run
-from equipoise.report.tables import headline, selection_note
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation
 
 FEW = ("data.phantom.images=120", "train.batch_size=16")

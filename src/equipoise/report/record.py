@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, SiteRound, Start
+from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, Start
 from equipoise.report.validation import validation_scores
 
 #: what the lines of a frame of scores tell besides the metrics
@@ -110,7 +110,8 @@ class RunRecord:
         """A line per round and site: loss, seconds, examples, and bytes that the site sent and received."""
         visits = ((done.round, site, work) for done in self.rounds for site, work in done.sites.items())
         lines = [{"round": number, "site": site, **dict(work)} for number, site, work in visits]
-        return pd.DataFrame(lines, columns=["round", "site", *SiteRound.model_fields]).astype({"loss": float})
+        kinds: dict[str, Any] = {"loss": float, "seconds": float, "examples": int, "sent": int, "received": int}
+        return pd.DataFrame(lines, columns=["round", "site", *kinds]).astype(kinds)
 
     @cached_property
     def validation(self) -> pd.DataFrame:

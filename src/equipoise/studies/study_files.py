@@ -183,7 +183,9 @@ def write_database(results: StudyResults, path: Path) -> None:
             connection.executescript(SCHEMA)
             for run in results.runs:
                 for table, lines in _tables(results.study.name, run).items():
-                    lines.to_sql(table, connection, if_exists="append", index=False)
+                    known = lines.astype(object).where(lines.notna(), None)
+                    places = f"({', '.join(lines)}) VALUES ({', '.join('?' * lines.shape[1])})"
+                    connection.executemany(f"INSERT INTO {table} {places}", known.itertuples(index=False))
             connection.commit()
     except sqlite3.OperationalError as problem:
         if problem.sqlite_errorcode & PRIMARY not in DISK_ERRORS:
