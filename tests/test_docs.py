@@ -67,4 +67,5 @@ def test_the_summary_of_a_study_follows_from_the_events_of_its_runs(study):
 
     folder = ROOT / "results" / study
     written = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert json.loads(json.dumps(summary(collect(load_study(study), folder)))) == written
+    found = json.loads(json.dumps(summary(collect(load_study(study), folder))))
+    assert all(found[key] == written[key] for key in ("rows", "tests", "mean_ranks", "rule"))
