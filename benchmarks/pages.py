@@ -2,8 +2,8 @@
 
     python benchmarks/pages.py
 
-In a page, `<!-- generated: NAME -->` and `<!-- end -->` enclose the filled-in template `docs/blocks/NAME.md`. A template
-looks figures up with the functions and filters below: nobody types a figure of ours.
+In a page, `<!-- generated: NAME -->` and `<!-- end -->` enclose the filled-in template `docs/blocks/NAME.md`. There,
+figures are looked up with the functions and filters below: nobody types a figure of ours.
 """
 
 from __future__ import annotations
