@@ -16,8 +16,9 @@ from typing import Any
 
 from equipoise.contract.config import Config
 from equipoise.report.record import TOLD, read_run
-from equipoise.studies.grid import Cell, cell_config, grid, load_study
+from equipoise.studies.grid import Cell, cell_config, grid
 from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import load_study
 
 BEGAN = time.monotonic()
 FIRST_ROUNDS = 3

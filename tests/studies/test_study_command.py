@@ -18,8 +18,9 @@ from equipoise.contract.config import override
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.studies import study_files
 from equipoise.studies.checks import is_finished
-from equipoise.studies.grid import cell_config, grid, load_study
+from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import load_study
 from harness import TINY as SMALL
 from harness import events
 

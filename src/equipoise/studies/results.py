@@ -16,20 +16,11 @@ from equipoise.report.record import read_run
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.checks import REMEDY, DamagedRun, check_log, is_finished
-from equipoise.studies.grid import (
-    PART_TITLES,
-    Cell,
-    StudyConfig,
-    cell_config,
-    deviations,
-    known_cells,
-    listed,
-    no_common_set,
-    strangers,
-)
+from equipoise.studies.grid import Cell, cell_config, deviations, known_cells, listed, no_common_set, strangers
 from equipoise.studies.rows import RowResult, RunResult, holders
 from equipoise.studies.runner import shared_with
 from equipoise.studies.same_data import kinds
+from equipoise.studies.study_file import PART_TITLES, StudyConfig
 
 HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in METRICS}
 SCOPE_SENTENCES = {

@@ -12,9 +12,10 @@ from equipoise.engine.events import first_event
 from equipoise.methods import get_method
 from equipoise.report.record import TOLD, RunRecord
 from equipoise.statistics import Spread, spread
-from equipoise.studies.grid import Cell, Row, listed
+from equipoise.studies.grid import Cell, listed
 from equipoise.studies.row_cost import NetCost, net_cost
 from equipoise.studies.same_data import DataSeen
+from equipoise.studies.study_file import Row
 
 Spreads = dict[str, Spread]
 #: the kinds of model that a scope reports, the first one that there is

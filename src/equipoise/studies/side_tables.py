@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.sheet import Sheet, sheet
-from equipoise.studies.grid import STUDY_METRICS
 from equipoise.studies.results import StudyResults, selection_rule
 from equipoise.studies.row_cost import COLUMNS, cost_caption, cost_cells
 from equipoise.studies.rows import RowResult, federation_of
 from equipoise.studies.score_tables import decimals, number, paper_title, seeds_note
+from equipoise.studies.study_file import STUDY_METRICS
 
 #: the most sites whose images are counted in a table
 MOST_SITES = 12

@@ -18,12 +18,12 @@ from equipoise.methods import get_method
 from equipoise.report.record import TOLD
 from equipoise.report.sheet import latex, markdown
 from equipoise.studies import remarks
-from equipoise.studies.grid import STUDY_METRICS
 from equipoise.studies.results import StudyResults
 from equipoise.studies.row_cost import row_cost
 from equipoise.studies.rows import VIEWS, RowResult, RunResult, Spreads
 from equipoise.studies.score_tables import tables_of, tables_to_come
 from equipoise.studies.side_tables import side_tables
+from equipoise.studies.study_file import STUDY_METRICS
 from equipoise.studies.study_page import render
 
 CSV_COSTS = ("model_bytes", "flops_per_image", "sent_per_round", "received_per_round", "seconds_per_round", "seconds")
