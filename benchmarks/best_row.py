@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.statistics import compare_with_best
-from equipoise.studies.table import SIGNIFICANT
+from equipoise.studies.score_tables import SIGNIFICANT
 
 TABLES = ((5, 3), (10, 3), (32, 3), (10, 5), (32, 5))
 REPEATS = 1000

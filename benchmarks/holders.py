@@ -28,19 +28,19 @@ NOTES = [
 
 def holders(run: RunRecord, first: int) -> dict[str, Any]:
     """Scores of a run's global model from round `first` on, by the classes that took part."""
-    sites, classes = run.training_sites, run.start.classes
-    counts = np.array([site.train for site in sites])
-    share = counts / counts.sum(0)
-    took_part = {each.round: share[[site.name in each.sites for site in sites]].sum(0) >= SHARE for each in run.rounds}
-    scored = {each.round: each for each in run.evaluations if (each.part, each.view) == ("valid", "global")}
+    images, classes = run.training_images, run.start.classes
+    share = images / images.sum()
+    took_part = {done.round: (share[share.index.isin(done.sites)].sum() >= SHARE).to_numpy() for done in run.rounds}
+    scored = run.evaluations[(run.evaluations["part"] == "valid") & (run.evaluations["view"] == "global")]
+    scored = scored.set_index("round")
     rounds = [number for number in took_part if number >= first]
     present = np.array([took_part[number] for number in rounds])
-    recall = 100 * np.array([scored[number].recall for number in rounds], dtype=float)
-    f1 = np.array([100 * (scored[number].metrics["macro_f1"] or 0.0) for number in rounds])
+    recall = 100 * np.array(scored.loc[rounds, "recall"].tolist(), dtype=float)
+    f1 = 100 * scored["macro_f1"].fillna(0.0)[rounds].to_numpy()
     chosen = run.selections[0].round
     return {
         "name": run.folder.name,
-        "largest_share": dict(zip(classes, (100 * share.max(0)).round(1).tolist())),
+        "largest_share": dict(zip(classes, (100 * share.max()).round(1).tolist())),
         "recall_of_classes_that_took_part": _mean(recall[present]),
         "recall_of_the_others": _mean(recall[~present]),
         "macro_f1": {
@@ -54,7 +54,7 @@ def holders(run: RunRecord, first: int) -> dict[str, Any]:
         },
         "chosen": {
             "round": chosen,
-            "macro_f1": round(100 * (scored[chosen].metrics["macro_f1"] or 0.0), 2),
+            "macro_f1": round(100 * scored["macro_f1"].fillna(0.0)[chosen], 2),
             "classes_that_took_part": [name for name, there in zip(classes, took_part[chosen]) if there],
         },
     }

@@ -18,6 +18,9 @@ import numpy as np
 from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
 
+#: besides precision
+METRICS = ["accuracy", "accuracy", "macro_f1", "balanced_auc"]
+
 
 def precision(confusion: list[list[int]]) -> float:
     """The mean over classes of the share of right calls; 0 for a class that is never called."""
@@ -27,16 +30,11 @@ def precision(confusion: list[list[int]]) -> float:
 
 def rounds(run: RunRecord) -> dict[str, Any]:
     """The round that was reported and the one of the released rule, each with its macro F1."""
-    scored = {each.round: each for each in run.evaluations if (each.part, each.view) == ("valid", "global")}
-    f1 = {number: each.metrics["macro_f1"] or 0.0 for number, each in scored.items()}
-
-    def merit(number: int) -> float:
-        metrics = scored[number].metrics
-        known = [metrics[name] or 0.0 for name in ("accuracy", "accuracy", "macro_f1", "balanced_auc")]
-        return sum(known) + precision(scored[number].confusion)
-
-    released = max((number for number in scored if number), key=merit)
-    chosen = {"ours": run.selections[0].round, "released": released}
+    scored = run.evaluations[(run.evaluations["part"] == "valid") & (run.evaluations["view"] == "global")]
+    scored = scored.set_index("round").fillna(dict.fromkeys(METRICS, 0.0))
+    merit = scored[METRICS].sum(axis=1) + [precision(run.line(offset)["confusion"]) for offset in scored["offset"]]
+    chosen = {"ours": run.selections[0].round, "released": int(merit[merit.index > 0].idxmax())}
+    f1 = scored["macro_f1"]
     return {
         "name": run.folder.name,
         **{rule: {"round": number, "macro_f1": round(100 * f1[number], 1)} for rule, number in chosen.items()},

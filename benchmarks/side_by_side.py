@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.contract.config import Config
-from equipoise.report.record import read_run
-from equipoise.studies.grid import Cell, cell_config, grid, load_study
+from equipoise.report.record import TOLD, read_run
+from equipoise.studies.grid import Cell, cell_config, grid
 from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import load_study
 
 BEGAN = time.monotonic()
 FIRST_ROUNDS = 3
@@ -49,9 +50,9 @@ class Lines:
     def ended(self, cell: Cell, how: str) -> None:
         say(cell, how)
         if how == "finished":
-            for result in (result for result in read_run(cell.folder).finals if result.scope == "mean"):
-                known = {name: value for name, value in result.metrics.items() if value is not None}
-                say(cell, ", ".join(f"{name} {100 * value:.2f}" for name, value in known.items()))
+            finals = read_run(cell.folder).finals
+            for _, known in finals[finals["scope"] == "mean"].drop(columns=[*TOLD]).iterrows():
+                say(cell, ", ".join(f"{name} {100 * value:.2f}" for name, value in known.dropna().items()))
 
 
 def planned(out: Path, wanted: str) -> tuple[Cell, Config]:

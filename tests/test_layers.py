@@ -57,10 +57,16 @@ def test_the_picture_in_the_tour_is_drawn_from_the_code():
 
 
 def test_the_words_and_numbers_of_a_report_need_no_figures():
-    drawing = {"report.figures", "report.plotting", "report.comparison", "report.page", "report"}
-    for name in ("events", "record", "validation", "tables", "latex", "curves", "summary"):
+    drawing = {"report.run_figures", "report.plotting", "report.comparison", "report.page", "report"}
+    for name in ("log_lines", "record", "validation", "run_tables", "run_facts", "sheet", "latex", "curves", "wording"):
         path = SOURCE / "report" / f"{name}.py"
         assert not drawing & set(imported(path)) and "matplotlib" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_a_file_of_reports_and_studies_has_a_name_of_its_own():
+    every = [path.stem for path in SOURCE.rglob("[!_]*.py")]
+    own = [path.stem for name in ("report", "studies") for path in files_of(name) if path.stem != "__init__"]
+    assert not [name for name in own if every.count(name) > 1]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_the_words_and_numbers_of_a_report_need_no_figures():
     [
         ("given", ["cli.given", "cli.running", "cli.data", "cli.hospitals"]),
         ("missing_training", ["data.assembly", "hospitals.descriptions"]),
-        ("byte_unit", ["report.summary", "report.figures"]),
+        ("byte_unit", ["report.wording", "report.run_figures", "studies.study_figures"]),
     ],
 )
 def test_what_several_modules_need_is_written_once(name, homes):

@@ -94,6 +94,27 @@ def test_auc_is_the_mean_of_exact_one_against_the_rest_areas():
     assert per_class_auc(labels, scores)[:3] == pytest.approx(areas) and np.isnan(per_class_auc(labels, scores)[3])
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_areas_from_ranks_are_those_of_scikit_learn_with_ties_too(samples, classes, levels, seed):
+    random = np.random.default_rng(seed)
+    labels = random.integers(classes, size=samples)
+    scores = random.integers(levels, size=(samples, classes)) / levels
+    areas = per_class_auc(labels, scores)
+    for label in range(classes):
+        alone = len({*labels}) == 1 or label not in labels
+        area = math.nan if alone else reference.roc_auc_score(labels == label, scores[:, label])
+        assert areas[label] == pytest.approx(area, abs=1e-12, nan_ok=True)
+
+
+def test_a_class_that_is_scored_with_nan_has_no_area_and_leaves_the_others_theirs():
+    scores = np.array([[0.9, 0.1, math.nan], [0.2, 0.8, 0.3], [0.4, 0.3, 0.9]])
+    assert per_class_auc([0, 1, 2], scores)[:2].tolist() == [1.0, 1.0] and math.isnan(
+        per_class_auc([0, 1, 2], scores)[2]
+    )
+    assert np.isnan(per_class_auc(np.empty(0, int), np.empty((0, 3)))).tolist() == [True] * 3
+
+
 def test_auc_of_one_class_alone_does_not_exist():
     assert math.isnan(balanced_auc([1, 1, 1], np.full((3, 2), 0.5)))
     assert balanced_auc([0, 1], [[0.9, 0.1], [0.2, 0.8]]) == 1.0

@@ -1,23 +1,27 @@
-"""What ARCHITECTURE.md says under "Where to add" holds: a source that lacks something is refused by name, and the
-places that know metrics and tasks are those which are listed."""
+"""What ARCHITECTURE.md says under "Where to add" holds: a source that lacks something is refused by name, a metric is
+one entry of one list, and the places that know tasks are those which are listed."""
 
 from __future__ import annotations
 
 import ast
+import csv
+import json
 import re
+import sqlite3
+import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
+import tomli_w
 import torch
 
 import equipoise
-from equipoise.contract.config import EvaluationConfig
+from equipoise.contract.config import override
 from equipoise.data import sources
-from equipoise.report.tables import COLUMNS, METRIC_TITLES, SHORT_TITLES
-from equipoise.studies.grid import METRICS
+from equipoise.metrics import METRICS
 from equipoise.tasks.classification import Classification
+from harness import TINY, events
 
 SOURCE = Path(equipoise.__file__).parent
 DOCUMENT = SOURCE.parents[1] / "ARCHITECTURE.md"
@@ -91,20 +95,90 @@ def test_every_source_lists_its_images_but_the_phantom_which_draws_them():
 # ---- metrics and tasks -----------------------------------------------------------------------------------------
 
 
-def test_names_of_metrics_stand_in_the_files_that_are_listed():
-    rare = {"balanced_auc", "macro_f1", "ece"}  # not the default one, which stands in for others here and there
+def test_names_of_metrics_stand_in_the_one_file_that_is_named():
+    rare = {"balanced_auc", "macro_f1", "ece"}  # accuracy is an ordinary word
     found = files_where(lambda node: isinstance(node, ast.Constant) and node.value in rare)
-    assert found == named_files(advice("metric"))
+    assert found == named_files(advice("metric")) == {"metrics.py"}
 
 
-def test_every_named_metric_is_measured_and_has_a_title():
+#: a program in which one more entry of METRICS, and nothing else, is written
+WITH_ONE_MORE_METRIC = """
+import sys
+import numpy as np
+from equipoise import metrics
+
+metrics.METRICS += (
+    metrics.Metric(
+        "geometric_mean",
+        "Geometric mean",
+        lambda tally: float(np.exp(np.log(np.maximum(tally.recall[~np.isnan(tally.recall)], 1e-9)).mean())),
+        short="geom.",
+        chooses=True,
+        in_curves=True,
+        opens=True,
+    ),
+)
+from equipoise.cli.app import main
+
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def one_more_metric(tmp_path_factory) -> tuple[Path, list[str]]:
+    """The folder where a run and a study of a new metric left their files, and what they said on the console."""
+    folder = tmp_path_factory.mktemp("metric")
+    rows = [{"name": name, "method": name} for name in ("fedavg", "local")]
+    study = {"name": "small", "metrics": ["geometric_mean", "macro_f1"], "settings": override({}, TINY), "row": rows}
+    (folder / "small.toml").write_text(tomli_w.dumps(study))
+    chosen = ["run", "--out", "run", "--set=evaluation.metric=geometric_mean", *(f"--set={text}" for text in TINY)]
+    said = []
+    for arguments in (chosen, ["study", "small.toml"], ["settings", "evaluation"]):
+        call = [sys.executable, "-c", WITH_ONE_MORE_METRIC, *arguments]
+        done = subprocess.run(call, capture_output=True, text=True, cwd=folder, check=True)
+        said.append(" ".join(done.stdout.split()))
+    return folder, said
+
+
+def test_a_new_metric_is_measured_and_may_choose_the_round(one_more_metric):
+    folder, (run, _, settings) = one_more_metric
+    scored = [line["metrics"]["geometric_mean"] for line in events(folder / "run", "evaluation")]
+    assert len(scored) > 6 and all(0 <= value <= 1 for value in scored)
+    assert {line["metric"] for line in events(folder / "run", "selection")} == {"geometric_mean"}
+    assert "balanced_auc or geometric_mean" in settings and "geom." in run
+
+
+def test_a_new_metric_stands_in_every_file_of_a_run(one_more_metric):
+    folder, _ = one_more_metric
+    page = (folder / "run" / "report.html").read_text()
+    assert '<th scope="col" class="number">Geometric mean</th>' in page and "<em>Geometric mean</em>" in page
+    assert "Geometric mean (%)" in page, "the label of its learning curves"
+    (final,) = [line for line in events(folder / "run", "final") if (line["scope"], line["view"]) == ("mean", "global")]
+    (row,) = [line for line in csv.DictReader((folder / "run" / "report.csv").open()) if line["scope"] == "mean"]
+    assert float(row["geometric_mean"]) == final["metrics"]["geometric_mean"]
+    assert "Geometric mean" in (folder / "run" / "report.tex").read_text()
+
+
+def test_a_new_metric_stands_in_every_file_of_a_study(one_more_metric):
+    folder, (_, console, _) = one_more_metric
+    study = folder / "studies" / "small"
+    summary = json.loads((study / "summary.json").read_text())
+    assert summary["primary"] == "geometric_mean" and "geom." in console
+    rows = {row["method"]: row["geometric_mean"]["mean"] for row in summary["rows"]}
+    table = {row["method"]: float(row["geometric_mean"]) for row in csv.DictReader((study / "table.csv").open())}
+    assert rows == table and rows.keys() == {"fedavg", "local"}
+    for name in ("table.tex", "table.md", "report.html"):
+        assert "Geometric mean" in (study / name).read_text(), name
+    base = sqlite3.connect(study / "study.sqlite")
+    asked = "SELECT count(*) FROM results WHERE metric = 'geometric_mean' AND scope = 'mean' AND row = 'fedavg'"
+    assert base.execute(asked).fetchone() == (1,)
+
+
+def test_every_metric_is_measured_of_counts():
     task = Classification(("nevus", "melanoma"))
-    measured = task.summary(task.measure(torch.eye(2), torch.arange(2)))["metrics"].keys()
-    choosing = set(get_args(EvaluationConfig.model_fields["metric"].annotation))
-    over_sites = {"worst_site", "spread"}
-    assert choosing <= set(METRICS) <= measured
-    assert set(METRICS) == {column.key for column in COLUMNS} - over_sites
-    assert measured <= METRIC_TITLES.keys() and SHORT_TITLES.keys() <= METRIC_TITLES.keys()
+    measured = task.summary(task.measure(torch.eye(2), torch.arange(2)))["metrics"]
+    assert list(measured) == [metric.name for metric in METRICS]
+    assert all(metric.in_tables for metric in METRICS if metric.chooses or metric.opens)
 
 
 def test_the_places_that_know_one_task_alone_are_listed():

@@ -2,18 +2,181 @@
 
 Sites send confusion matrices and calibration bins: counts that add up, so that every metric but the area
 under the curve can be had for one site or for all of them without a score leaving its site.
+
+`METRICS` is the one list of metrics. The config, logs, tables, figures and studies take theirs from it.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
+
+Floats = NDArray[np.float64]
+
+
+class Tally:
+    """The counts of some images by name, with the shares that several metrics need.
+
+    Args:
+        counts: `confusion` (C, C); a task adds `calibration` (3, bins), `auc` (C,) of each class (-1: no curve) and the
+            summed `loss`
+    """
+
+    def __init__(self, counts: Mapping[str, ArrayLike]):
+        self.counts = {name: np.asarray(value, dtype=np.float64) for name, value in counts.items()}
+        self.confusion = self.counts["confusion"]
+        if self.confusion.ndim != 2 or self.confusion.shape[0] != self.confusion.shape[1]:
+            shape = self.confusion.shape
+            raise UserError(f"a confusion matrix has a row and a column for each class, not the shape {shape}")
+
+    @cached_property
+    def recall(self) -> Floats:
+        """(C,) share of each class's samples that are found; nan for a class without samples."""
+        return _ratio(self.confusion.diagonal(), self.confusion.sum(1))
+
+    @cached_property
+    def f1(self) -> Floats:
+        """(C,) F1 of each class; nan for a class without samples, also where it was predicted."""
+        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        return _ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples that are predicted right."""
+        return float(_ratio(self.confusion.trace(), self.confusion.sum()))
+
+    @property
+    def areas(self) -> Floats:
+        """(C,) area under the curve of each class; nan where there is no curve."""
+        areas = self.counts["auc"]
+        return np.where(areas >= 0, areas, np.nan)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample; 0 without samples."""
+        return float(self.counts["loss"].sum() / max(self.confusion.sum(), 1))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that tells how good a model is: how it is computed, and where it is shown."""
+
+    name: str
+    title: str
+    of: Callable[[Tally], float]
+    """The metric of counts, nan where it is undefined."""
+    short: str = ""
+    """The heading in a narrow terminal; empty: the title."""
+    needs: str = "confusion"
+    """The counts that it is computed of."""
+    higher_is_better: bool = True
+    chooses: bool = False
+    """Whether `evaluation.metric` may choose the reported round by it."""
+    in_tables: bool = True
+    """Whether it is a column of reports and studies."""
+    study_place: int = 99
+    """Where it stands among the columns of a study that names none; reports have the order of `METRICS`."""
+    in_curves: bool = False
+    """Whether the report of a run draws its learning curves."""
+    opens: bool = False
+    """Whether it is one of the few numbers that open the report of a run."""
+    has_retrogress: bool = True
+    """Whether a study draws the drop of this score after communication; else that of the first metric."""
+
+    @property
+    def heading(self) -> str:
+        """The title for a narrow terminal."""
+        return self.short or self.title
+
+    @property
+    def scale(self) -> int:
+        """What a value is multiplied by to be shown: shares are shown in per cent."""
+        return 100 if self.in_tables else 1
+
+
+#: every metric; the first one stands where no other is asked for
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "balanced_accuracy",
+        "Balanced accuracy",
+        lambda tally: _over_present(np.mean, tally.recall),
+        short="bal.\nacc.",
+        chooses=True,
+        study_place=2,
+        in_curves=True,
+        opens=True,
+    ),
+    Metric(
+        "macro_f1",
+        "Macro F1",
+        lambda tally: _over_present(np.mean, tally.f1),
+        short="macro\nF1",
+        chooses=True,
+        study_place=1,
+        in_curves=True,
+        opens=True,
+    ),
+    Metric("accuracy", "Accuracy", lambda tally: tally.accuracy, short="acc.", chooses=True, study_place=4),
+    Metric(
+        "balanced_auc",
+        "Balanced AUC",
+        lambda tally: _over_present(np.mean, tally.areas),
+        short="bal.\nAUC",
+        needs="auc",
+        chooses=True,
+        study_place=3,
+        has_retrogress=False,
+    ),
+    Metric(
+        "worst_class_recall",
+        "Worst class recall",
+        lambda tally: _over_present(np.min, tally.recall),
+        short="worst\nclass",
+        study_place=5,
+        opens=True,
+    ),
+    Metric(
+        "ece",
+        "ECE",
+        lambda tally: ece_from_bins(*tally.counts["calibration"]),
+        needs="calibration",
+        higher_is_better=False,
+        study_place=6,
+        has_retrogress=False,
+    ),
+    Metric(
+        "loss",
+        "Loss",
+        lambda tally: tally.loss,
+        needs="loss",
+        higher_is_better=False,
+        in_tables=False,
+        in_curves=True,
+    ),
+)
+
+
+def measure(counts: Mapping[str, ArrayLike]) -> dict[str, Any]:
+    """Every metric that these counts allow, and the list `recall` of the classes; nan where one is undefined.
+
+    A class without samples is in no mean, also where it was predicted.
+    """
+    tally = Tally(counts)
+    numbers = {metric.name: metric.of(tally) for metric in METRICS if metric.needs in counts}
+    return {**numbers, "recall": tally.recall.tolist()}
+
+
+def from_confusion(confusion: ArrayLike) -> dict[str, Any]:
+    """Balanced accuracy, macro F1, accuracy, worst class recall and the list of recalls, from counts (C, C)."""
+    return measure({"confusion": confusion})
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> NDArray[np.int64]:
@@ -24,26 +187,6 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int
         raise UserError(f"there are {len(true)} labels but {len(predicted)} predictions")
     cells = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
     return cells.reshape(num_classes, num_classes)
-
-
-def from_confusion(confusion: ArrayLike) -> dict[str, Any]:
-    """Balanced accuracy, macro F1, accuracy, worst class recall and the list of recalls, from counts (C, C).
-
-    A class without samples is in no mean, also where it was predicted; with no sample at all every number is
-    nan.
-    """
-    counts = np.asarray(confusion, dtype=np.float64)
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
-        raise UserError(f"a confusion matrix has a row and a column for each class, not the shape {counts.shape}")
-    found, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
-    recall, f1 = _ratio(found, true), _ratio(2 * found, np.where(true > 0, true + predicted, 0))
-    return {
-        "balanced_accuracy": _over_present(np.mean, recall),
-        "macro_f1": _over_present(np.mean, f1),
-        "accuracy": float(_ratio(found.sum(), true.sum())),
-        "worst_class_recall": _over_present(np.min, recall),
-        "recall": recall.tolist(),
-    }
 
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
@@ -61,19 +204,19 @@ def macro_f1(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> flo
     return from_confusion(confusion_matrix(labels, predictions, num_classes))["macro_f1"]
 
 
-def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
+def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     """(C,) exact one-against-the-rest area under the ROC curve of each class; nan where there is no curve.
 
     Labels (n,), probabilities (n, C). A class that is absent, the only one present, or scored with nan by a
-    model that diverged, has no curve.
+    model that diverged, has no curve. The area is the share of pairs, one of the class and one of the rest, that
+    the scores put in order (Mann and Whitney, 1947), which follows from the ranks of all scores at once.
     """
     scores, true = _scored(labels, probabilities)
-    present = np.unique(true)
-    areas = np.full(scores.shape[1], np.nan)
-    for label in present if len(present) > 1 else ():
-        if np.isfinite(scores[:, label]).all():
-            areas[label] = roc_auc_score(true == label, scores[:, label])
-    return areas
+    own = _ranks(scores)[np.arange(len(true)), true]
+    present, inside = (np.bincount(true, weights, minlength=scores.shape[1]) for weights in (None, own))
+    pairs = present * (len(true) - present)
+    in_order = inside - present * (present + 1) / 2
+    return np.where(np.isfinite(scores).all(0), _ratio(in_order, pairs), np.nan)
 
 
 def balanced_auc(labels: ArrayLike, probabilities: ArrayLike) -> float:
@@ -106,12 +249,16 @@ def ece_from_bins(count: ArrayLike, confidence_sum: ArrayLike, correct_sum: Arra
 
 def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float:
     """Two-sided p-value of equal means of paired results (over seeds, say); 1 where they do not differ."""
-    return _paired(first, second, lambda gaps: stats.ttest_1samp(gaps, 0.0).pvalue)
+    from scipy.stats import ttest_1samp
+
+    return _paired(first, second, lambda gaps: ttest_1samp(gaps, 0.0).pvalue)
 
 
 def wilcoxon_test(first: Sequence[float], second: Sequence[float]) -> float:
     """Two-sided p-value of the signed-rank test on paired results; 1 where they do not differ."""
-    return _paired(first, second, lambda gaps: stats.wilcoxon(gaps).pvalue)
+    from scipy.stats import wilcoxon
+
+    return _paired(first, second, lambda gaps: wilcoxon(gaps).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -139,7 +286,7 @@ def _confusion(labels: ArrayLike, predictions: ArrayLike) -> NDArray[np.int64]:
     return confusion_matrix(places[: len(true)], places[len(true) :], max(len(names), 1))
 
 
-def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
     """Probabilities (n, C) and labels (n,)."""
     scores = np.asarray(probabilities, dtype=np.float64)
     if scores.ndim != 2:
@@ -150,19 +297,33 @@ def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[NDArray[np.flo
     return scores, true
 
 
-def _ratio(part: ArrayLike, whole: ArrayLike) -> NDArray[np.float64]:
+def _ranks(scores: Floats) -> Floats:
+    """The ranks of scores (n, C) in each column, from 1 for the lowest; equal scores share the mean of theirs."""
+    order = scores.argsort(0)
+    ordered = np.take_along_axis(scores, order, 0)
+    first = np.ones(scores.shape, dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(first.T)  # of runs of equal scores, column by column
+    lengths = np.diff(np.append(starts, scores.size))
+    means = (starts % len(scores) if len(scores) else starts) + (lengths + 1) / 2
+    ranks = np.empty(scores.shape)
+    np.put_along_axis(ranks, order, np.repeat(means, lengths).reshape(scores.shape[::-1]).T, 0)
+    return ranks
+
+
+def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
     """Part / whole, nan where the whole is 0."""
     whole = np.asarray(whole, dtype=np.float64)
     return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
 
 
-def _over_present(reduce: Callable[[NDArray[np.float64]], Any], values: NDArray[np.float64]) -> float:
+def _over_present(reduce: Callable[[Floats], Any], values: Floats) -> float:
     """Reduce the values of the classes present, those that are not nan; nan where there is none."""
     kept = values[~np.isnan(values)]
     return float(reduce(kept)) if kept.size else float("nan")
 
 
-def _paired(first: Sequence[float], second: Sequence[float], p_value: Callable[[NDArray[np.float64]], float]) -> float:
+def _paired(first: Sequence[float], second: Sequence[float], p_value: Callable[[Floats], float]) -> float:
     """The p-value of the paired differences: nan for fewer than two pairs, 1 where every difference is 0."""
     if len(first) != len(second):
         raise UserError(f"a paired test needs as many results of both kinds, not {len(first)} and {len(second)}")

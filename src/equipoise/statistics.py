@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import rankdata
+import pandas as pd
 
 from equipoise.metrics import holm, paired_t_test, wilcoxon_test
 
@@ -59,32 +59,24 @@ def compare_with_best(values: Mapping[str, Mapping[Hashable, float]], higher: bo
     the keys that all of these have, if there are enough. Rows with too few pairs are left out. Holm's correction is
     over the tests made, for each kind apart.
     """
-    testable = {name: own for name, own in values.items() if len(own) >= FEWEST_PAIRS}
-    if len(testable) < 2:
+    table = _table(values)
+    table = table.loc[:, table.count() >= FEWEST_PAIRS]
+    if table.shape[1] < 2:
         return []
-    choose = max if higher else min
-    common = set.intersection(*(set(own) for own in testable.values()))
-    judged = common if len(common) >= FEWEST_PAIRS else set.union(*(set(own) for own in testable.values()))
-    means = {name: float(np.mean([own[key] for key in own if key in judged])) for name, own in testable.items()}
-    best = choose(means, key=means.__getitem__)
-    found: list[tuple[str, int, float]] = []
-    t_tests: list[float] = []
-    wilcoxons: list[float] = []
-    for other, own in testable.items():
-        keys = [key for key in testable[best] if key in own]
-        if other == best or len(keys) < FEWEST_PAIRS:
-            continue
-        gaps = np.array([testable[best][key] - own[key] for key in keys])
-        found.append((other, len(keys), float(gaps.mean())))
-        t_test, wilcoxon = _p_values(gaps)
-        t_tests.append(t_test)
-        wilcoxons.append(wilcoxon)
-    columns = (t_tests, wilcoxons, holm(t_tests), holm(wilcoxons))
-    p_values = zip(*([None if math.isnan(p) else p for p in column] for column in columns))
-    return [Comparison(best, *entry, *own) for entry, own in zip(found, p_values)]
+    common = table.dropna()
+    means = (common if len(common) >= FEWEST_PAIRS else table).mean()
+    best = str(means.idxmax() if higher else means.idxmin())
+    gaps = {name: (table[best] - own).dropna().to_numpy() for name, own in table.items() if name != best}
+    gaps = {name: own for name, own in gaps.items() if len(own) >= FEWEST_PAIRS}
+    tests = [_p_values(own) for own in gaps.values()]
+    corrected = zip(*(holm(p_values) for p_values in zip(*tests)))
+    return [
+        Comparison(best, str(name), len(own), float(own.mean()), *(None if math.isnan(p) else p for p in (*raw, *more)))
+        for (name, own), raw, more in zip(gaps.items(), tests, corrected)
+    ]
 
 
-def _p_values(gaps: NDArray[np.float64]) -> tuple[float, float]:
+def _p_values(gaps: np.ndarray) -> tuple[float, float]:
     """P-values of the paired t-test and Wilcoxon's test; nan where all differences are the same, but not zero."""
     gaps = np.where(np.abs(gaps) <= ROUNDING, 0.0, gaps)
     if gaps.any() and np.ptp(gaps) <= ROUNDING:
@@ -108,11 +100,14 @@ class Ranking:
 
 def ranking(values: Mapping[str, Mapping[str, float]], higher: bool = True) -> Ranking:
     """Rank rows in every block (a data set, say) that any has a value for; rows that lack a block get no ranks."""
-    blocks = list(dict.fromkeys(block for own in values.values() for block in own))
-    lacking = {name: [block for block in blocks if block not in own] for name, own in values.items()}
-    kept = [name for name in values if blocks and not lacking[name]]
-    table = np.array([[values[name][block] for block in blocks] for name in kept]).reshape(len(kept), len(blocks))
-    rounded = np.round(table / ROUNDING)
-    ranked = rankdata(-rounded if higher else rounded, axis=0).tolist() if kept else []
-    ranks = {name: dict(zip(blocks, own)) for name, own in zip(kept, ranked)}
-    return Ranking(ranks, {name: missed for name, missed in lacking.items() if missed})
+    table = _table(values)
+    complete = table.dropna(axis=1)
+    ranks = (complete / ROUNDING).round().rank(axis=1, ascending=not higher)
+    lacking = {name: table.index[own.isna()].tolist() for name, own in table.items() if own.hasnans}
+    return Ranking(ranks.to_dict() if len(table) else {}, lacking)
+
+
+def _table(values: Mapping[str, Mapping[Any, float]]) -> pd.DataFrame:
+    """A column per row of the study, a line per key in the order of first mention."""
+    keys = list(dict.fromkeys(key for own in values.values() for key in own))
+    return pd.DataFrame({name: [own.get(key) for key in keys] for name, own in values.items()}, keys, dtype=float)

@@ -13,7 +13,7 @@ from equipoise.cli.app import app
 from equipoise.contract.config import preset_names
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
-from equipoise.studies.grid import load_study
+from equipoise.studies.study_file import load_study
 
 FEDIIC = {
     "fedprox": {"mu": 0.01},

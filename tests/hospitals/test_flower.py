@@ -26,8 +26,7 @@ from equipoise.hospitals.office import Office
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
 from equipoise.hospitals.records import from_records, to_records
 from equipoise.hospitals.security import new_key_pair, signer, verifier
-from equipoise.report.record import read_run
-from equipoise.report.tables import selection_note
+from equipoise.report import read_run, selection_note
 from harness import assert_same_bits, events, last_checkpoint, run_tiny, server_state, site_states
 from postbox import Hospitals, Postbox
 

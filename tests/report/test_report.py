@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.core.errors import UserError
-from equipoise.report import headline, read_run, to_csv, to_latex, write_report
+from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
 from equipoise.report.comparison import class_recall, overlaid_learning
-from equipoise.report.curves import flat, mean_curve, metric_curves, retrogress
-from equipoise.report.summary import duration, key_numbers, left_out, ranges, traffic
-from equipoise.report.tables import percent, run_labels, selection_note
+from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.run_facts import key_numbers, left_out
+from equipoise.report.run_tables import run_labels
+from equipoise.report.wording import duration, percent, ranges, traffic
 from harness import run_tiny
 
 CLASSES = ["nevus", "melanoma", "keratosis", "vascular"]
@@ -170,6 +172,11 @@ def events_of(folder: Path, kind: str, **wanted: Any) -> list[dict[str, Any]]:
     return [e for e in events if e["event"] == kind and all(e[key] == value for key, value in wanted.items())]
 
 
+def lines(frame: pd.DataFrame) -> list[Any]:
+    """The lines of a frame, whose columns are attributes."""
+    return list(frame.itertuples())
+
+
 class Page(HTMLParser):
     """What a browser would find in a page: elements, ids, addresses, table rows, and the text of each figure."""
 
@@ -244,11 +251,11 @@ def test_headline_row_is_computed_from_the_confusion_matrices_of_the_events(runs
         confusion = np.array(final["confusion"])
         present = confusion.sum(1) > 0
         recalls.append((np.diag(confusion)[present] / confusion.sum(1)[present]).mean())
-    row = next(row for row in headline([read_run(runs[0])]) if row.scope == "mean")
-    assert row.values["balanced_accuracy"] == pytest.approx(np.mean(recalls))
-    assert row.values["worst_site"] == pytest.approx(min(recalls))
-    assert row.worst_site_name == finals[int(np.argmin(recalls))]["site"]
-    assert row.values["spread"] == pytest.approx(np.std(recalls))
+    row = next(row for row in lines(headline([read_run(runs[0])])) if row.scope == "mean")
+    assert row.balanced_accuracy == pytest.approx(np.mean(recalls))
+    assert row.worst_site == pytest.approx(min(recalls))
+    assert row.worst == finals[int(np.argmin(recalls))]["site"]
+    assert row.spread == pytest.approx(np.std(recalls))
 
 
 def test_printed_tables_show_the_numbers_of_the_final_events(runs: list[Path], report: Page):
@@ -281,9 +288,8 @@ def test_mean_over_one_common_test_set_is_named_after_it_and_not_repeated_as_poo
         for scope in ("site", "mean", "pooled")
     ]
     folder = write_events(tmp_path / "run", [start_event("fedavg", TRAIN, 1), *finals])
-    assert [(row.scope, row.site, row.scope_title) for row in headline([read_run(folder)])] == [
-        ("mean", "common", "common")
-    ]
+    (row,) = lines(headline([read_run(folder)]))
+    assert (row.scope, row.site, row.title) == ("mean", "common", "common")
 
 
 # ---- curves ------------------------------------------------------------------------------------------
@@ -305,12 +311,12 @@ def test_retrogress_is_the_drop_from_the_trained_model_to_the_end_of_the_round(t
     ]
     start = start_event("fedavg", {"A": [1, 1, 1, 1], "B": [1, 1, 1, 1]}, 2)
     run = read_run(write_events(tmp_path / "global", [start, *events]))
-    assert retrogress(run) == {"A": {1: 0.25}, "B": {1: -0.25}}
-    assert mean_curve(retrogress(run)) == {1: 0.0}
+    assert retrogress(run).to_dict() == {"A": {1: 0.25}, "B": {1: -0.25}}
+    assert retrogress(run).mean(axis=1).to_dict() == {1: 0.0}
 
     personal = [scored(1, "personal", "A", 0.625)]
     run = read_run(write_events(tmp_path / "personal", [start, *events, *personal]))
-    assert retrogress(run) == {"A": {1: 0.125}}
+    assert retrogress(run).to_dict() == {"A": {1: 0.125}}
 
 
 def test_where_personal_models_wait_for_the_final_test_curves_are_of_the_global_one(tmp_path: Path):
@@ -318,17 +324,18 @@ def test_where_personal_models_wait_for_the_final_test_curves_are_of_the_global_
     tuned, plain = read_run(run_tiny(tmp_path / "tuned", "fedbabu", *waits)), read_run(run_tiny(tmp_path / "plain"))
     assert (tuned.end_view, tuned.round_view) == ("personal", "global")
     trained, ended = (metric_curves(tuned, "balanced_accuracy", view) for view in ("trained", "global"))
-    assert {site: set(curve) for site, curve in retrogress(tuned).items()} == {site: {1, 2} for site in trained}
-    assert retrogress(tuned)["site 1"][2] == trained["site 1"][2] - ended["site 1"][2]
+    drops = retrogress(tuned)
+    assert list(drops) == list(trained) and list(drops.index) == [1, 2] and drops.notna().all(axis=None)
+    assert drops["site 1"][2] == trained["site 1"][2] - ended["site 1"][2]
     figure = overlaid_learning([tuned, plain], ["tuned", "plain"])
     assert figure is not None and [len(panel.lines) for panel in figure.axes] == [2, 2, 2, 2]
 
 
 def test_mean_curve_is_over_the_sites_scored_in_the_round(runs: list[Path]):
     trained = metric_curves(read_run(runs[0]), "accuracy", "trained")
-    assert MISSING_ROUND not in trained["Ljubljana"]
+    assert np.isnan(trained["Ljubljana"][MISSING_ROUND])
     others = [trained[site][MISSING_ROUND] for site in ("Vienna", "Sydney", "Barcelona")]
-    assert mean_curve(trained)[MISSING_ROUND] == pytest.approx(np.mean(others))
+    assert trained.mean(axis=1)[MISSING_ROUND] == pytest.approx(np.mean(others))
 
 
 # ---- the page ----------------------------------------------------------------------------------------
@@ -441,7 +448,7 @@ def test_class_recall_lists_the_rarest_class_first(runs: list[Path], comparison:
     labels = [text for text in texts if "(n =" in text]
     assert [label.split()[0] for label in labels] == ["vascular", "melanoma", "keratosis", "nevus"]
     pooled = events_of(runs[1], "final", scope="pooled")[0]
-    assert list(class_recall(read_run(runs[1])).values()) == pooled["recall"]
+    assert class_recall(read_run(runs[1])).tolist() == pooled["recall"]
 
 
 def test_runs_of_one_method_are_told_apart_by_name_or_number(runs: list[Path]):
@@ -452,7 +459,7 @@ def test_runs_of_one_method_are_told_apart_by_name_or_number(runs: list[Path]):
     names = [first.folder.name, "lower-lr"]
     assert run_labels([first, elsewhere]) == names
     rows = headline([first, elsewhere])
-    assert {row.label for row in rows} == {row.run for row in rows} == set(names)
+    assert {*rows["label"]} == {*rows["run"]} == set(names)
     assert all(name in to_latex(rows) and name in to_csv(rows) for name in names)
 
 
@@ -489,9 +496,9 @@ def test_unfinished_run_is_reported_as_such_with_its_latest_validation_scores(tm
     run = read_run(folder)
     assert run.status == f"not finished: stopped, or still running, after round 3 of {ROUNDS}"
     latest = events_of(folder, "evaluation", round=3, view="global")
-    row = headline([run])[0]
+    row = lines(headline([run]))[0]
     assert (row.part, row.scope, row.round) == ("valid", "mean", 3)
-    assert row.values["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in latest]))
+    assert row.macro_f1 == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in latest]))
     page = Page(write_report([folder]))
     assert "not test results" in page.text
     assert "No test results yet: these are the validation scores of round 3." in page.text
@@ -511,9 +518,9 @@ def test_finished_run_without_test_data_shows_the_validation_scores_of_the_selec
     assert "yet" not in page.text and "so far" not in page.text and "not finished" not in page.text
     assert "global view, mean over sites, validation" in page.text
     selected = events_of(folder, "evaluation", round=ROUNDS - 1, view="global")
-    row = headline([read_run(folder)])[0]
+    row = lines(headline([read_run(folder)]))[0]
     assert (row.part, row.rule, row.round) == ("valid", "best", ROUNDS - 1)
-    assert row.values["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in selected]))
+    assert row.macro_f1 == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in selected]))
 
 
 def test_finished_run_whose_test_data_was_not_measured_says_so(tmp_path: Path):
@@ -553,22 +560,23 @@ BY_SITE = {"rule": "best", "round": 2, "sites": {"A": {"round": 1}, "B": {"round
 )
 def test_validation_scores_are_of_what_the_rule_reports(tmp_path: Path, choice, view, sites, number, words):
     run = read_run(write_events(tmp_path / "run", chosen_by(**choice)))
-    found = [result for result in run.validation if result.view == view]
-    values = {result.site: result.metrics["macro_f1"] for result in found if result.scope == "site"}
+    found = [result for result in lines(run.validation) if result.view == view]
+    values = {result.site: result.macro_f1 for result in found if result.scope == "site"}
     assert values == pytest.approx(sites)
     (over,) = [result for result in found if result.scope == "mean"]
-    assert over.metrics["macro_f1"] == pytest.approx(sum(sites.values()) / 2) and over.round == number
+    assert over.macro_f1 == pytest.approx(sum(sites.values()) / 2)
+    assert pd.isna(over.round) if number is None else over.round == number
     assert selection_note(run).endswith(f"these are the validation scores of {words}.")
 
 
 def test_pooled_validation_scores_are_of_all_sites_images_together(runs: list[Path]):
     run = read_run(runs[0])
     scored = events_of(runs[0], "evaluation", round=ROUNDS - 1, view="global")
-    (pooled,) = [result for result in run.validation if (result.view, result.scope) == ("global", "pooled")]
+    (pooled,) = [result for result in lines(run.validation) if (result.view, result.scope) == ("global", "pooled")]
     counts = np.sum([each["confusion"] for each in scored], axis=0)
     assert pooled.recall == pytest.approx((counts.diagonal() / counts.sum(1)).tolist())
-    assert pooled.metrics["accuracy"] == pytest.approx(counts.trace() / counts.sum())
-    assert pooled.metrics["balanced_accuracy"] == pytest.approx(np.mean(pooled.recall))
+    assert pooled.accuracy == pytest.approx(counts.trace() / counts.sum())
+    assert pooled.balanced_accuracy == pytest.approx(np.mean(pooled.recall))
 
 
 # ---- means over rounds ---------------------------------------------------------------------------------
@@ -606,19 +614,17 @@ def test_validation_scores_of_a_mean_over_rounds_are_of_the_rounds_that_were_tes
     tested = {event["round"] for event in events_of(averaged, "evaluation", part="test", view=view)}
     assert tested == {2, 4, 5}
     held = {site.name: site.valid for site in run.start.sites}
-    results = {(result.scope, result.site): result for result in run.validation if result.view == view}
+    results = {(result.scope, result.site): result for result in lines(run.validation) if result.view == view}
     scored = [e for e in events_of(averaged, "evaluation", part="valid", view=view) if e["round"] in tested]
     for site, images in held.items():
         own, result = [e for e in scored if e["site"] == site], results["site", site]
-        assert result.metrics["macro_f1"] == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in own]))
+        assert result.macro_f1 == pytest.approx(np.mean([e["metrics"]["macro_f1"] for e in own]))
         assert np.allclose(result.confusion, np.mean([e["confusion"] for e in own], axis=0))
         assert np.sum(result.confusion, axis=1) == pytest.approx(images) and result.rounds == 3
-    pooled = results["pooled", None]
+    pooled = results["pooled", ""]
     assert np.sum(pooled.confusion, axis=1) == pytest.approx(np.sum([*held.values()], axis=0))
     rounds = [np.sum([e["confusion"] for e in scored if e["round"] == number], axis=0) for number in tested]
-    assert pooled.metrics["macro_f1"] == pytest.approx(
-        np.mean([scores(each, 0)["metrics"]["macro_f1"] for each in rounds])
-    )
+    assert pooled.macro_f1 == pytest.approx(np.mean([scores(each, 0)["metrics"]["macro_f1"] for each in rounds]))
 
 
 def test_finished_run_without_any_scores_does_not_promise_some(tmp_path: Path):
@@ -664,7 +670,7 @@ def test_half_written_last_line_is_left_out_and_mentioned(tmp_path: Path):
     with (folder / "events.jsonl").open("ab") as file:
         file.write('{"event": "evaluation", "site": "Zü'.encode()[:-1])
     run = read_run(folder)
-    assert run.evaluations == whole.evaluations
+    assert run.evaluations.equals(whole.evaluations)
     assert "was cut off" in run.warnings[-1]
 
 
@@ -717,12 +723,12 @@ def test_report_that_cannot_be_written_leaves_nothing_behind(runs: list[Path], t
 def test_report_reads_what_a_real_run_writes(tmp_path: Path):
     folder = run_tiny(tmp_path / "run")
     page = Page(write_report([folder]))
-    drawn = [name for name in FIGURES if name != "retrogress" or not flat(retrogress(read_run(folder)).values())]
+    drawn = [name for name in FIGURES if name != "retrogress" or not flat(retrogress(read_run(folder)))]
     assert list(page.figures) == [f"run1-{name}" for name in drawn]
     mean = events_of(folder, "final", scope="mean")[0]
-    row = headline([read_run(folder)])[0]
-    assert row.values["worst_site"] == pytest.approx(mean["extra"]["worst_site_value"])
-    assert row.values["macro_f1"] == mean["metrics"]["macro_f1"]
+    row = lines(headline([read_run(folder)]))[0]
+    assert row.worst_site == pytest.approx(mean["extra"]["worst_site_value"])
+    assert row.macro_f1 == mean["metrics"]["macro_f1"]
 
 
 # ---- tables as files, and words ------------------------------------------------------------------------
@@ -747,7 +753,7 @@ def test_latex_escapes_names_and_sets_the_best_in_bold(tmp_path: Path):
     ]
     latex = to_latex(headline(runs))
     assert r"fed\_a\&b (fed\_a\&b-demo) & global & mean over sites" in latex
-    best = max(row.values["accuracy"] or 0 for row in headline(runs) if row.scope == "pooled")
+    best = max(row.accuracy for row in lines(headline(runs)) if row.scope == "pooled")
     assert rf"\textbf{{{percent(best)}}}" in latex
     columns = latex.splitlines()[2].count("&")
     assert all(line.replace(r"\&", "").count("&") == columns for line in latex.splitlines() if line.endswith(r"\\"))
@@ -779,7 +785,7 @@ def test_the_first_numbers_say_how_many_sites_they_are_the_mean_of_where_one_was
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     kept = [line for line in lines if (line["event"], line.get("site")) != ("final", "site 2")]
     (folder / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
-    sites = len(read_run(folder).training_sites)
+    sites = len(read_run(folder).training_images)
     assert f"global view, mean over sites ({sites - 1} of {sites})" in [
         remark for *_, remark in key_numbers(read_run(folder))
     ]

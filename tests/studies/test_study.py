@@ -30,16 +30,15 @@ from equipoise.statistics import compare_with_best, ranking, spread
 from equipoise.studies import load_study, study_names
 from equipoise.studies import runner as runner_module
 from equipoise.studies.checks import is_finished
-from equipoise.studies.database import write_database
-from equipoise.studies.exported import to_csv, to_latex, to_markdown
-from equipoise.studies.figures import curve_view
-from equipoise.studies.grid import StudyConfig, as_settings, cell_config, deviations, grid, known_cells, listed
-from equipoise.studies.net_cost import net_cost
-from equipoise.studies.report import render, write_study
+from equipoise.studies.grid import as_settings, cell_config, deviations, grid, known_cells, listed
 from equipoise.studies.results import collect
+from equipoise.studies.row_cost import net_cost
 from equipoise.studies.runner import run_grid
-from equipoise.studies.summary import summary
-from equipoise.studies.table import tables_of
+from equipoise.studies.score_tables import tables_of
+from equipoise.studies.study_figures import curve_view
+from equipoise.studies.study_file import StudyConfig
+from equipoise.studies.study_files import summary, to_csv, to_latex, to_markdown, write_database, write_study
+from equipoise.studies.study_page import render
 from harness import all_state, assert_same_bits, events
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,11 @@ from PIL import Image
 from equipoise.cli import app as cli
 from equipoise.contract.config import override
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.studies import database
+from equipoise.studies import study_files
 from equipoise.studies.checks import is_finished
-from equipoise.studies.grid import cell_config, grid, load_study
+from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import load_study
 from harness import TINY as SMALL
 from harness import events
 
@@ -317,7 +318,7 @@ def test_a_full_disk_is_no_fault_of_the_program(equipoise, tmp_path, monkeypatch
         problem.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise problem
 
-    monkeypatch.setattr(database, "_insert", full)
+    monkeypatch.setattr(study_files, "_tables", full)
     before = Path("studies/small/study.sqlite").read_bytes()
     code, _, err = equipoise(source, "--report-only")
     assert code == 2 and "study.sqlite could not be written: database or disk is full" in err

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipoise.report.plotting import style
-from equipoise.studies import figures
-from equipoise.studies.report import render
+from equipoise.studies import study_figures as figures
 from equipoise.studies.results import StudyResults, collect
+from equipoise.studies.study_page import render
 from test_study import SCORES, VIEWS, made_up_study, make_up, rewrite
 from test_study_results import rewrite_all
 
@@ -105,12 +106,15 @@ def test_a_run_that_reports_its_last_round_has_no_dotted_line(tmp_path):
 def test_the_axis_leaves_out_steep_first_rounds_but_no_curve_and_no_band():
     steep = {number: 0.7 if number > 1 else 0.1 for number in range(1, 31)}
     short = {1: 0.1, 2: 0.3, 3: 0.3}
-    assert figures._floor([[steep], [short]]) == pytest.approx(7.0), "a tenth of three rounds is none"
-    assert figures._floor([[steep]]) == pytest.approx(67.0)
-    assert figures._floor([[steep, {number: value - 0.2 for number, value in steep.items()}]]) == pytest.approx(
-        60 - 20 / 2**0.5 - 3
-    )
-    assert figures._floor([[{1: float("nan"), 2: float("nan")}]]) is None
+
+    def floor(*rows: list[dict[int, float]]) -> float | None:
+        return figures._floor([100 * pd.DataFrame(dict(enumerate(curves))) for curves in rows])
+
+    assert floor([steep], [short]) == pytest.approx(7.0), "a tenth of three rounds is none"
+    assert floor([steep]) == pytest.approx(67.0)
+    lower = {number: value - 0.2 for number, value in steep.items()}
+    assert floor([steep, lower]) == pytest.approx(60 - 20 / 2**0.5 - 3)
+    assert floor([{1: float("nan"), 2: float("nan")}]) is None
 
 
 @pytest.mark.parametrize(

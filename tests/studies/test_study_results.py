@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from equipoise.cli.grid_progress import GridProgress
 from rich.console import Console
 
-from equipoise.api.grid_progress import GridProgress
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import make_config
-from equipoise.report.figures import federation_bubbles
 from equipoise.report.latex import latex_text
-from equipoise.report.record import SiteCounts
+from equipoise.report.record import read_run
+from equipoise.report.run_figures import federation_bubbles
+from equipoise.report.sheet import Sheet
 from equipoise.statistics import compare_with_best
 from equipoise.studies import load_study
-from equipoise.studies.cost import base_line, cost_caption
-from equipoise.studies.exported import to_csv, to_latex, to_markdown
 from equipoise.studies.grid import grid
 from equipoise.studies.remarks import warnings
-from equipoise.studies.report import render
-from equipoise.studies.results import collect
-from equipoise.studies.summary import summary
-from equipoise.studies.table import decimals, side_tables, tables_of, tables_to_come
+from equipoise.studies.results import StudyResults, collect
+from equipoise.studies.row_cost import base_line, cost_caption
+from equipoise.studies.score_tables import decimals, tables_of, tables_to_come
+from equipoise.studies.side_tables import side_tables
+from equipoise.studies.study_files import summary, to_csv, to_latex, to_markdown
+from equipoise.studies.study_page import render
 from test_study import PAPER, SCORES, SITES, VIEWS, common_set, made_up_study, make_up, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,9 +276,11 @@ def test_any_text_comes_out_right_in_latex(text, printed):
     assert latex_text(text) == printed and latex_text(text).isascii()
 
 
-def test_counts_stand_inside_bubbles_only_where_they_fit():
-    site = SiteCounts(name="A", train=[4000, 400, 60, 1])
-    figure = federation_bubbles([site], ["a", "b", "c", "d"])
+def test_counts_stand_inside_bubbles_only_where_they_fit(tmp_path):
+    site = {"name": "A", "train": [4000, 400, 60, 1]}
+    start = {"event": "start", "run": "a", "method": "fedavg", "classes": ["a", "b", "c", "d"], "sites": [site]}
+    (tmp_path / "events.jsonl").write_text(json.dumps(start))
+    figure = federation_bubbles(read_run(tmp_path))
     assert figure is not None
     axes = figure.axes[0]
     sizes = dict(zip(("4,000", "400", "60", "1"), axes.collections[0].get_sizes() ** 0.5))
@@ -317,8 +320,7 @@ def test_pooled_training_is_shown_but_is_never_the_best_nor_tested_nor_ranked(wi
 def test_tests_are_made_within_each_table(with_central):
     second, fourth = tables_of(with_central, "")
     assert [test.other for test in second.comparisons] == ["fedavg"] and fourth.comparisons == []
-    fedavg = next(row for row in with_central.rows if row.row.name == "fedavg")
-    assert (second.mark(fedavg), fourth.mark(fedavg)) == ("†", "")
+    assert [dict(zip(table.cells.index, table.marks))["fedavg"] for table in (second, fourth)] == ["†", ""]
     assert "†" in second.tests_note
     assert fourth.tests_note == "No test was made: no two rows have 3 seeds in common."
 
@@ -344,7 +346,7 @@ def test_means_over_different_sites_are_not_compared(tmp_path):
     rewrite_all(tmp_path, without_sydney)
     (table,) = tables_of(collect(study, tmp_path), "")
     assert table.uneven == {"prr": ["Sydney"]} and table.comparisons == []
-    assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
+    assert not table.best.any(axis=None)
     told = "Means are of different sites (prr lacks Sydney): they do not compare, and no test was made."
     assert told in table.notes()
 
@@ -364,7 +366,7 @@ def test_runs_on_different_images_are_not_compared(tmp_path, what):
     (table,) = tables_of(collect(study, tmp_path), "")
     (told,) = table.incomparable
     assert told.startswith("Runs saw different images (") and "; prr)" in told and told in table.notes()
-    assert table.comparisons == [] and not table.is_best(table.rows[0], table.columns[0])
+    assert table.comparisons == [] and not table.best.any(axis=None)
     told_too = summary(collect(study, tmp_path))
     assert told_too["incomparable"] == {"": [told]} and told_too["mean_ranks"] == {}
 
@@ -422,10 +424,17 @@ def test_what_is_sent_is_told_by_entry_where_runs_do(tmp_path):
     assert all(sentence in text for text in (to_markdown(results), to_latex(results), render(results)))
 
 
+def image_counts(results: StudyResults) -> Sheet:
+    """The table of images."""
+    (counts,) = [side for side in side_tables(results, "") if side.heads[0] == "Site"]
+    return counts
+
+
 def test_images_are_counted_by_site_class_and_part(tmp_path):
     results = collect(make_up(made_up_study(), tmp_path), tmp_path)
-    (counts,) = [side for side in side_tables(results, "") if side.first == "Site"]
-    assert counts.lines == [(site, ["80 / 8 / 16", "15 / 2 / 3", "5 / 0 / 1"]) for site in SITES]
+    counts = image_counts(results)
+    assert list(counts.cells) == ["nevus", "melanoma", "vascular"]
+    assert counts.cells.to_numpy().tolist() == [["80 / 8 / 16", "15 / 2 / 3", "5 / 0 / 1"] for _ in SITES]
     assert "| site | " in to_markdown(results) and "Site & " in to_latex(results)
 
 
@@ -441,8 +450,9 @@ def test_of_a_common_set_the_images_that_score_are_counted(tmp_path):
         return [line]
 
     rewrite_all(tmp_path, moved)
-    (counts,) = [side for side in side_tables(collect(study, tmp_path), "") if side.first == "Site"]
-    assert counts.lines == [("common", ["8 / 16", "2 / 3", "0 / 1"])] and "validation / test" in counts.caption
+    counts = image_counts(collect(study, tmp_path))
+    assert counts.heads[0] == "Site" and [names for names, _ in counts.lines] == [("common",)]
+    assert counts.cells.to_numpy().tolist() == [["8 / 16", "2 / 3", "0 / 1"]] and "validation / test" in counts.caption
 
 
 def test_costs_are_relative_to_the_row_of_fedavg_whatever_its_name(tmp_path):

@@ -25,10 +25,11 @@ from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished
-from equipoise.studies.grid import StudyConfig, cell_config, grid, load_study
-from equipoise.studies.report import write_study
+from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.results import collect
 from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import StudyConfig, load_study
+from equipoise.studies.study_files import write_study
 
 STUDIES = Path("studies")
 #: the file in a comparison's folder that says what is compared; `equipoise study` takes it, too

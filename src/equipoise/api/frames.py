@@ -17,25 +17,29 @@ from equipoise.tasks.classification import Classification
 SMALLEST = 1e-38
 
 
+#: what a record's frame holds besides scores that users read
+UNTOLD = ("rule", "rounds", "offset", "confusion", "recall", "spread")
+
+
 def scores(run: RunRecord) -> pd.DataFrame:
     """The results of a run: each view at each site, as the mean over sites, pooled, and on cohorts."""
-    rows = [
-        {
-            "view": result.view, "scope": result.scope, "site": result.site, "split": result.part,
-            "round": result.round, **result.metrics, **_recalls(run.start.classes, result.recall),
-        }
-        for result in run.results
-    ]  # fmt: skip
-    return _frame(rows, ["view", "scope", "site", "split", "round"])
+    return _told(run, run.results, ["view", "scope", "site", "split", "round"])
 
 
 def evaluations(run: RunRecord) -> pd.DataFrame:
     """Every score of every round, site, view and split."""
-    rows = [
-        {"round": e.round, "split": e.part, "view": e.view, "site": e.site, "n": e.n, **e.metrics}
-        for e in run.evaluations
-    ]
-    return _frame(rows, ["round", "split", "view", "site", "n"])
+    return _told(run, run.evaluations.drop(columns="scope", errors="ignore"), ["round", "split", "view", "site", "n"])
+
+
+def _told(run: RunRecord, frame: pd.DataFrame, first: Sequence[str]) -> pd.DataFrame:
+    """A record's scores as users read them: some columns first, then metrics and the recall of each class."""
+    named = frame.rename(columns={"part": "split"})
+    recalls = pd.DataFrame([_recalls(run.start.classes, found or ()) for found in frame["recall"]], index=frame.index)
+    told = named.drop(columns=[name for name in UNTOLD if name in named])
+    found = pd.concat(
+        [told[[name for name in first if name in told]], told.drop(columns=first, errors="ignore"), recalls], axis=1
+    )
+    return found.dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def training(run: RunRecord) -> pd.DataFrame:

@@ -37,7 +37,7 @@ class ProgressDisplay:
         self.console = console
         self.shown = shown
         self.scores: dict[str, list[float]] = {}
-        self.metric = "balanced_accuracy"
+        self.metric = ""
         self.progress = bars(console, "[bold]{task.description}")
         self.task = self.progress.add_task(escape(label), total=rounds)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from equipoise.cli.given import given
 from equipoise.cli.screen import console

@@ -180,19 +180,19 @@ def _shown(number: float, digits: int) -> str:
 def print_headline(folders: list[Path]) -> None:
     """The results table of some runs, in per cent."""
     from equipoise.report import headline, read_run
-    from equipoise.report.tables import COLUMNS, SHORT_TITLES, percent
+    from equipoise.report.run_tables import COLUMNS
+    from equipoise.report.wording import percent
 
     rows = headline([read_run(folder) for folder in folders])
-    parts = {row.part for row in rows}
-    title = "test, %" if parts <= {"test"} else "validation, % (no test results)"
+    title = "test, %" if {*rows["part"]} <= {"test"} else "validation, % (no test results)"
     gap = 1 if console.width >= ROOMY else 0
-    heading = "method" if all(row.label == row.method for row in rows) else "run"
+    heading = "method" if (rows["label"] == rows["method"]).all() else "run"
     table = Table(heading, "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
     for column in COLUMNS:
-        table.add_column(SHORT_TITLES.get(column.key, column.title), justify="right")
-    for row in rows:
-        values = (percent(row.values.get(column.key)) for column in COLUMNS)
-        table.add_row(escape(row.label), row.view, escape(row.scope_title.replace("mean over ", "")), *values)
+        table.add_column(column.heading, justify="right")
+    for _, row in rows.iterrows():
+        values = (percent(row[column.name]) for column in COLUMNS)
+        table.add_row(escape(row["label"]), row["view"], escape(row["title"].replace("mean over ", "")), *values)
     console.print(table)
 
 

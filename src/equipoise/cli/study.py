@@ -20,8 +20,9 @@ from equipoise.core.errors import UserError
 if TYPE_CHECKING:
     from equipoise.contract.config import Config
     from equipoise.engine.loop import Run
-    from equipoise.studies.grid import Cell, StudyConfig
+    from equipoise.studies.grid import Cell
     from equipoise.studies.runner import Outcome
+    from equipoise.studies.study_file import StudyConfig
 
 
 def study(
@@ -49,8 +50,9 @@ def study(
     from equipoise.cli.study_tables import print_plan
     from equipoise.engine.runs import refuse_twice
     from equipoise.studies.checks import Checks, check_common_sets
-    from equipoise.studies.grid import grid, load_study
+    from equipoise.studies.grid import grid
     from equipoise.studies.runner import Outcome
+    from equipoise.studies.study_file import load_study
 
     if source == "list":
         list_studies()
@@ -114,8 +116,8 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: 
     from equipoise.cli.study_tables import print_tables
     from equipoise.engine.payload_files import claimed_folder
     from equipoise.studies.grid import listed
-    from equipoise.studies.report import write_study
     from equipoise.studies.results import collect
+    from equipoise.studies.study_files import write_study
 
     with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
         results = collect(config, folder)
@@ -157,7 +159,8 @@ def _planned(config: StudyConfig, cells: Sequence[Cell], settings: Sequence[str]
     """The runs with their configs; settings of the command line must concern some row, and not what rows decide."""
     from equipoise.data import sources
     from equipoise.methods import method_names
-    from equipoise.studies.grid import DECIDED, cell_config
+    from equipoise.studies.grid import cell_config
+    from equipoise.studies.study_file import DECIDED
 
     methods = {cell.row.method for cell in cells}
     for setting in settings:
@@ -200,7 +203,7 @@ def _numbers(text: str | None) -> list[int] | None:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text!r}: expected numbers, for example 1,2,3") from None
-    from equipoise.studies.grid import check_different
+    from equipoise.studies.study_file import check_different
 
     try:
         check_different(numbers, "--seeds")
@@ -211,7 +214,8 @@ def _numbers(text: str | None) -> list[int] | None:
 
 def list_studies() -> None:
     """Name the studies that come with the package, with their runs: those of the first wave, and all."""
-    from equipoise.studies.grid import grid, load_study, study_names
+    from equipoise.studies.grid import grid
+    from equipoise.studies.study_file import load_study, study_names
 
     table = Table("study", "what it is", "rows", "runs", "in full", box=SIMPLE_HEAD)
     for name in study_names():

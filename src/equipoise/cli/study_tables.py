@@ -11,12 +11,12 @@ from rich.table import Table
 
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
-from equipoise.report.tables import METRIC_TITLES, SHORT_TITLES
+from equipoise.metrics import METRICS
 from equipoise.studies.checks import check_finished, is_finished
 from equipoise.studies.grid import Cell
 from equipoise.studies.remarks import caveats
 from equipoise.studies.results import StudyResults
-from equipoise.studies.table import StudyTable, tables_of
+from equipoise.studies.score_tables import StudyTable, tables_of
 
 #: rows' names up to this length stay on one line of a table
 LONGEST_NAME = 20
@@ -53,21 +53,16 @@ def print_plan(console: Console, planned: Sequence[tuple[Cell, Config]], kept: S
 
 def print_tables(console: Console, results: StudyResults) -> None:
     """The study's tables on the console."""
-    for data in results.data_names:
-        for table in tables_of(results, data):
-            _print_table(console, table)
-
-
-def _print_table(console: Console, table: StudyTable) -> None:
-    shown = _shown(table)
-    if not _fits(console, shown):
-        shown = _shown(table, narrow=True)
-    if not _fits(console, shown):
-        shown.columns[0].min_width = None  # names fold
-    console.print(shown)
-    tests = [table.tests_note] if table.tests_note else []
-    for note in [table.rule, table.results.scope, *caveats(table.rows), *table.incomparable, *tests]:
-        console.print(escape(note), highlight=False, style="dim")
+    for table in (table for data in results.data_names for table in tables_of(results, data)):
+        shown = _shown(table)
+        if not _fits(console, shown):
+            shown = _shown(table, narrow=True)
+        if not _fits(console, shown):
+            shown.columns[0].min_width = None  # names fold
+        console.print(shown)
+        tests = [table.tests_note] if table.tests_note else []
+        for note in [table.rule, results.scope, *caveats(table.rows), *table.incomparable, *tests]:
+            console.print(escape(note), highlight=False, style="dim")
 
 
 def _fits(console: Console, shown: Table) -> bool:
@@ -76,17 +71,18 @@ def _fits(console: Console, shown: Table) -> bool:
 
 def _shown(table: StudyTable, narrow: bool = False) -> Table:
     """The table as it is printed; on a narrow console deviations stand below the means."""
-    study, columns = table.results.study, [column for column in table.columns if not column.paper]
+    study, headings = table.results.study, {metric.title: metric.heading for metric in METRICS}
+    ours = [title for title in table.cells if title in headings]
     title = ", ".join(text for text in (study.name, table.name, table.data) if text)
     shown = Table("method", "seeds", title=escape(f"{title}: {table.results.part}, %"), box=SIMPLE_HEAD)
     shown.padding = (0, 0, 0, 1) if narrow else (0, 1)
-    names = [row.row.name for row in table.rows]
     shown.columns[0].overflow = "fold"
-    shown.columns[0].min_width = min(max(map(len, names), default=0), LONGEST_NAME)
-    for column in columns:
-        shown.add_column(SHORT_TITLES.get(column.metric, METRIC_TITLES[column.metric]), justify="right")
-    for row, name in zip(table.rows, names):
-        texts = [(table.cell(row, column), table.is_best(row, column)) for column in columns]
-        texts = [(text.replace(" ± ", "\n± ") if narrow else text, best) for text, best in texts]
-        shown.add_row(escape(name), str(len(row.runs)), *(f"[bold]{text}[/]" if best else text for text, best in texts))
+    shown.columns[0].min_width = min(max(map(len, table.cells.index), default=0), LONGEST_NAME)
+    for column in ours:
+        shown.add_column(headings[column], justify="right")
+    cells = table.cells[ours].mask(table.best[ours], "[bold]" + table.cells[ours] + "[/]")
+    if narrow:
+        cells = cells.map(lambda text: text.replace(" ± ", "\n± "))
+    for row, (name, texts) in zip(table.rows, cells.iterrows()):
+        shown.add_row(escape(str(name)), str(len(row.runs)), *texts)
     return shown

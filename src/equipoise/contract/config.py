@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -25,10 +25,17 @@ from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
 from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
+from equipoise.metrics import METRICS
 from equipoise.nets.config import NetConfig
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""
+
+
+if TYPE_CHECKING:
+    ChoosingMetric = str
+else:
+    ChoosingMetric = Literal[tuple(metric.name for metric in METRICS if metric.chooses)]
 
 
 class OptimiserConfig(Table):
@@ -102,9 +109,7 @@ class EvaluationConfig(Table):
     rule: Literal["best", "last", "mean_last"] = Field(
         "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
     )
-    metric: Literal["balanced_accuracy", "macro_f1", "accuracy", "balanced_auc"] = Field(
-        "balanced_accuracy", description="the validation score that decides"
-    )
+    metric: ChoosingMetric = Field(METRICS[0].name, description="the validation score that decides")
     view: Literal["auto", "global", "personal"] = Field(
         "auto",
         description="whose validation score decides: personal models where the method has them. Where the global one "

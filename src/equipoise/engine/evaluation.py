@@ -237,12 +237,9 @@ def _request(site: str, views: Sequence[str], parts: Sequence[str], scores: bool
 
 
 def _spread(per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The worst site and the standard deviation over sites, by balanced accuracy."""
-    values = {
-        site: summary["metrics"]["balanced_accuracy"]
-        for site, summary in per_site.items()
-        if summary["metrics"]["balanced_accuracy"] is not None
-    }
+    """The worst site and the standard deviation over sites, by the first metric."""
+    scores = {site: summary["metrics"][metrics.METRICS[0].name] for site, summary in per_site.items()}
+    values = {site: score for site, score in scores.items() if score is not None}
     if not values:
         return {}
     worst = min(values, key=lambda site: values[site])

@@ -1,115 +1,74 @@
 """The report as a page: tables and figures of one or several runs in one self-contained HTML file."""
 
+from __future__ import annotations
+
 import base64
+import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
-from equipoise.report import comparison, figures
+from equipoise.report import comparison, run_figures
 from equipoise.report.curves import retrogress
 from equipoise.report.plotting import style, to_svg
 from equipoise.report.record import RunRecord, read_run
-from equipoise.report.summary import cost_rows, duration, facts, key_numbers, left_out, model_bytes, traffic
-from equipoise.report.tables import (
+from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
+from equipoise.report.run_tables import (
     COLUMNS,
-    SCOPE_TITLES,
     SITE_COLUMNS,
-    GroupKey,
-    HeadlineRow,
-    best_values,
+    group_titles,
     headline,
-    percent,
     run_labels,
-    selection_note,
-    site_rows,
+    scores_sheet,
     to_csv,
     to_latex,
+    told,
     unlike,
 )
+from equipoise.report.sheet import Sheet, sheet
+from equipoise.report.wording import duration, traffic
 
 #: what tells a report of runs from other files, reports of studies among them
-MARK = re.compile(r'<p class="kicker">(Comparison of runs|Report of a run)</p>')
+KICKERS = ("Comparison of runs", "Report of a run")
+MARK = re.compile(rf'<p class="kicker">({"|".join(KICKERS)})</p>')
+RUN_FIGURES = {
+    "learning": run_figures.learning_curves,
+    "retrogress": run_figures.retrogress_curves,
+    "loss": run_figures.training_loss,
+    "recall": run_figures.recall_map,
+    "confusion": run_figures.confusion_matrices,
+    "federation": run_figures.federation_bubbles,
+    "seconds": run_figures.time_per_round,
+    "traffic": run_figures.traffic_per_round,
+}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as it stands in the page."""
+def page(template: str, folder: Path, **values: Any) -> str:
+    """The HTML text of a template, which may extend and include those of reports."""
+    environment = Environment(
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "traffic": traffic}
+    return environment.get_template(template).render(**values)
 
-    name: str
-    svg: Markup
-    caption: str
-    half: bool = False
 
-
-def picture(name: str, figure: Figure | None, caption: str, *, half: bool = False) -> Picture | None:
-    """A drawn figure ready for the page; None stays None."""
-    if figure is None:
-        return None
+def svgs(id: str, figures: Mapping[str, Figure | None]) -> dict[str, Markup | None]:
+    """Drawn figures as they stand in the page, under names that begin with `id`; those that show nothing stay None."""
     # matplotlib has escaped every text that it wrote into the SVG.
-    return Picture(name, Markup(to_svg(figure, salt=name)), caption, half)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure of one run before it is drawn."""
-
-    name: str
-    draw: Callable[[RunRecord], Figure | None]
-    caption: str
-    half: bool = False
-    remark: Callable[[RunRecord], str] = lambda run: ""
-
-    def picture(self, run: RunRecord, prefix: str) -> Picture | None:
-        """The figure of `run`, drawn, under a name that starts with `prefix`."""
-        caption = self.caption + self.remark(run)
-        return picture(f"{prefix}-{self.name}", self.draw(run), caption, half=self.half)
-
-
-LEARNING = Plot(
-    "learning",
-    figures.learning_curves,
-    "Learning curves on validation data: thin lines are sites, the thick line is the mean over the sites "
-    "scored in that round. Round 0 is the initial model; a dotted line marks the selected round.",
-)
-RETROGRESS = Plot(
-    "retrogress",
-    figures.retrogress_curves,
-    "Retrogress: balanced accuracy of a site’s model right after local training minus that of the model it "
-    "holds when the round ends, on the same validation data. Above zero, communication made the model worse.",
-    half=True,
-)
-LOSS = Plot("loss", figures.training_loss, "Mean training loss of each site, per round.", half=True)
-RECALL = Plot(
-    "recall",
-    figures.recall_map,
-    "Recall of each class at each site. Grey: the site has no image of the class to score.",
-    remark=figures.sites_shown,
-)
-CONFUSION = Plot(
-    "confusion",
-    figures.confusion_matrices,
-    "Confusion matrices of the model a site is left with. Numbers are images; the shade is the share of the "
-    "true class (each row adds up to 100 %).",
-    remark=figures.matrices_shown,
-)
-SECONDS = Plot("seconds", figures.time_per_round, "Seconds of work per site; dashed: of the whole round.", half=True)
-TRAFFIC = Plot("traffic", figures.traffic_per_round, "Mean traffic of each site per round.", half=True)
-FEDERATION = Plot(
-    "federation",
-    lambda run: figures.federation_bubbles(run.training_sites, run.start.classes),
-    "Training images of each class at each site; the area of a bubble is the count, 0 marks an absent class.",
-    remark=figures.sites_shown,
-)
-RUN_PLOTS = (LEARNING, RETROGRESS, LOSS, RECALL, CONFUSION, FEDERATION, SECONDS, TRAFFIC)
+    return {name: Markup(to_svg(own, salt=f"{id}{name}")) if own else None for name, own in figures.items()}
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
@@ -126,122 +85,91 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     elif out.is_file() and not MARK.search(out.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{out} is there, and is no report: it would be replaced. Choose another --out")
     rows = headline(records)
-    page = render(records)
-    _write(out, page)
-    _write(out.with_suffix(".csv"), to_csv(rows))
-    _write(out.with_suffix(".tex"), to_latex(rows))
+    written = {".html": render(records), ".csv": to_csv(rows), ".tex": to_latex(rows)}
+    for suffix, text in written.items():
+        _write(out if suffix == ".html" else out.with_suffix(suffix), text)
     return out
 
 
 def render(runs: Sequence[RunRecord]) -> str:
     """The HTML text of a report."""
-    rows = headline(runs)
-    labels = run_labels(runs)
+    rows, labels = headline(runs), run_labels(runs)
     shared = len(runs) > 1 and comparison.same_federation(runs)
     with style():
         compared = _compare(runs, labels, shared) if len(runs) > 1 else None
         sections = [
-            _section(run, label, place, with_federation=not shared)
+            {"label": label} | _section(run, f"run{place}", undrawn=["federation"] if shared else [])
             for place, (run, label) in enumerate(zip(runs, labels), start=1)
         ]
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = percent
-    return environment.get_template("report.html").render(
-        title=_title(runs, labels),
+    return page(
+        "report.html",
+        Path(__file__).parent,
+        kickers=KICKERS,
         sections=sections,
         compared=compared,
-        columns=COLUMNS,
-        site_columns=SITE_COLUMNS,
-        scope_titles=SCOPE_TITLES,
         csv=_data_link(to_csv(rows), "text/csv"),
         latex=_data_link(to_latex(rows), "text/x-tex"),
         version=runs[0].start.version,
     )
 
 
-def _title(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
-    if len(runs) == 1:
-        return runs[0].start.run
-    return ", ".join(labels[:-1]) + " and " + labels[-1] if len(runs) <= 5 else f"{len(runs)} runs"
-
-
 def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> dict[str, Any]:
     """What stands in front of the single runs when there are several."""
-    groups: dict[GroupKey, list[tuple[str, HeadlineRow]]] = {}
-    for run, label in zip(runs, labels):
-        for row in headline([run]):
-            groups.setdefault(row.group, []).append((label, row))
-    pictures = [
-        picture(
-            "comparison-learning",
-            comparison.overlaid_learning(runs, labels),
-            "Learning curves on validation data, the runs overlaid: the model a site is left with when a round ends "
-            "(personal where rounds measured it, else global).",
-        ),
-        picture(
-            "comparison-recall",
-            comparison.rare_class_recall(runs, labels),
-            "Recall of each class over the federation, the rarest class on top.",
-        ),
-        picture(
-            "comparison-retrogress",
-            comparison.overlaid_retrogress(runs, labels),
-            "Retrogress, mean over sites: the drop in validation balanced accuracy after each communication.",
-        ),
-        FEDERATION.picture(runs[0], "comparison") if shared else None,
-    ]
+    rows, groups = group_titles(headline(runs))
+    caption = "Results of all runs, per cent; the best of each group in bold."
+    scores = scores_sheet(caption, rows, {"Run": "label", "View": "view"})
+    figures = {
+        "learning": comparison.overlaid_learning(runs, labels),
+        "recall": comparison.rare_class_recall(runs, labels),
+        "retrogress": comparison.overlaid_retrogress(runs, labels),
+        "federation": run_figures.federation_bubbles(runs[0]) if shared else None,
+    }
+    spent = pd.DataFrame([costs(run) for run in runs])
     return {
-        "groups": dict(sorted(groups.items(), key=lambda group: list(SCOPE_TITLES).index(group[0][1]))),
-        "best": best_values(headline(runs)),
-        "unlike": unlike(headline(runs)),
-        "notes": [(label, selection_note(run)) for run, label in zip(runs, labels)],
-        "cost": [(label, _cost_summary(run)) for run, label in zip(runs, labels)],
-        "pictures": [picture for picture in pictures if picture],
+        "id": "comparison",
+        "scores": _with_worst_site(scores, rows),
+        "groups": groups,
+        "unlike": unlike(rows),
+        "costs": sheet("Cost of the runs. Traffic per round is the mean over sites.", {"Run": labels}, dict(spent)),
+        "svgs": svgs("comparison-", figures),
+        "sites_shown": run_figures.sites_shown(runs[0]),
     }
 
 
-def _cost_summary(run: RunRecord) -> dict[str, str]:
-    work = [site for finished in run.rounds for site in finished.sites.values()]
-    visits = max(len(work), 1)
-    return {
-        "parameters": f"{run.start.parameters:,}" if run.start.parameters else "–",
-        "model": model_bytes(run),
-        "rounds": str(run.last_round),
-        "seconds": duration(sum(finished.seconds for finished in run.rounds)),
-        "per_round": duration(sum(finished.seconds for finished in run.rounds) / max(len(run.rounds), 1)),
-        "sent": traffic(sum(site.sent for site in work) / visits),
-        "received": traffic(sum(site.received for site in work) / visits),
-        "total": traffic(sum(site.sent + site.received for site in work)),
-    }
-
-
-def _section(run: RunRecord, label: str, place: int, *, with_federation: bool) -> dict[str, Any]:
+def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
     """Everything the template shows of one run."""
-    plots = [plot for plot in RUN_PLOTS if with_federation or plot is not FEDERATION]
-    pictures = dict.fromkeys(plot.name for plot in RUN_PLOTS) | {
-        plot.name: plot.picture(run, f"run{place}") for plot in plots
-    }
+    kind = "Test results" if len(run.finals) else f"Validation scores{'' if run.finished else ' so far'}"
+    rows, every = headline([run]), told(run)
+    scores = scores_sheet(f"{kind}, per cent.", rows, {"View": "view", "Scope": "title"}, bold=False)
+    of_site = every[every["scope"].isin(["site", "cohort"])]
+    names = {"View": "view", "Site": "site"}
     return {
-        "id": f"run{place}",
-        "label": label,
+        "id": id,
         "run": run,
-        "facts": facts(run),
         "key_numbers": key_numbers(run),
-        "rows": headline([run]),
-        "site_rows": site_rows(run),
+        "sheets": {
+            "scores": _with_worst_site(scores, rows),
+            "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS, bold=False),
+            "work": work_by_site(run),
+        },
         "note": selection_note(run),
-        "retrogress_known": bool(retrogress(run)),
-        "pictures": pictures,
-        "cost": cost_rows(run),
+        "retrogress_known": not retrogress(run).empty,
+        "svgs": svgs(f"{id}-", {name: None if name in undrawn else draw(run) for name, draw in RUN_FIGURES.items()}),
+        "sites_shown": run_figures.sites_shown(run),
+        "matrices_shown": run_figures.matrices_shown(run),
         "left_out": left_out(run),
         "config": run.config_text or json.dumps(run.start.config, indent=2, ensure_ascii=False),
     }
+
+
+def _with_worst_site(shown: Sheet, rows: pd.DataFrame) -> Sheet:
+    """The sheet with the name of the worst site under its score."""
+    worst = next(column.title for column in COLUMNS if column.name == "worst_site")
+    named = [
+        Markup("{}<small>{}</small>").format(text, name) if pd.notna(name) else text
+        for text, name in zip(shown.cells[worst], rows["worst"])
+    ]
+    return dataclasses.replace(shown, cells=shown.cells.assign(**{worst: named}))
 
 
 def _data_link(text: str, kind: str) -> str:

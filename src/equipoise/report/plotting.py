@@ -1,22 +1,23 @@
 """The look of every figure, and its way into the page: restrained colours, thin lines, SVG with real text."""
 
+from __future__ import annotations
+
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-
-from equipoise.report.curves import Curve, mean_curve
 
 FULL_WIDTH = 9.0
 HALF_WIDTH = 4.4
@@ -119,45 +120,52 @@ def lowest_panels(panels: np.ndarray, count: int) -> list[Axes]:
     return lowest
 
 
+def small_panels(titles: Sequence[str], label: str, most_columns: int, head: float, height: float) -> Any:
+    """A figure of panels that share their axes, the horizontal one being rounds, with titles and labels.
+
+    Heights are in inches: of the figure's head, and of a panel.
+    """
+    rows, columns = grid_shape(len(titles), most_columns)
+    figure = canvas(FULL_WIDTH, head + height * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for ax, title in zip(panels.flat, titles):
+        ax.set_title(plain(title))
+    for ax in lowest_panels(panels, len(titles)):
+        round_axis(ax)
+    for ax in panels[:, 0]:
+        ax.set_ylabel(label)
+    return figure, list(panels.flat[: len(titles)])
+
+
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour per name, or grey for all of them when there are more names than colours."""
-    if len(names) > len(PALETTE):
-        return dict.fromkeys(names, MUTED)
-    return dict(zip(names, PALETTE))
+    return dict(zip(names, PALETTE)) if len(names) <= len(PALETTE) else dict.fromkeys(names, MUTED)
 
 
 def draw_sites(
-    ax: Axes,
-    curves: Mapping[str, Curve],
-    colour: Mapping[str, str],
-    *,
-    scale: float = 1,
-    with_mean: bool = True,
+    ax: Axes, curves: pd.DataFrame, names: Sequence[str] = (), scale: float = 1, with_mean: bool = True
 ) -> None:
-    """Thin lines per site (a band when there are very many) under the mean over them."""
-    if len(curves) > MOST_LINES:
-        _draw_band(ax, curves, scale)
+    """Thin lines per site, a column of `curves` each (a band when there are very many), under the mean over them.
+
+    Colours are those of `names`, by default of the sites drawn.
+    """
+    several, colour = curves.shape[1] > 1, colours(names or list(curves))
+    if curves.shape[1] > MOST_LINES:
+        low, high = np.nanpercentile(scale * curves, [10, 90], axis=1)
+        ax.fill_between(curves.index, low, high, color=FAINT, linewidth=0)
     else:
         for name, curve in curves.items():
-            lone = len(curves) == 1
-            draw_curve(ax, curve, scale, color=colour.get(name, MUTED), linewidth=1.8 if lone else 0.9)
-    if with_mean and len(curves) > 1:
-        draw_curve(ax, mean_curve(curves), scale, color=INK, linewidth=2.2)
+            draw_curve(ax, curve, scale, color=colour.get(str(name), MUTED), linewidth=0.9 if several else 1.8)
+    if with_mean and several:
+        draw_curve(ax, curves.mean(axis=1), scale, color=INK, linewidth=2.2)
     round_axis(ax)
 
 
-def draw_curve(ax: Axes, curve: Curve, scale: float = 1, **line: Any) -> None:
-    """One curve in round order; a lone point is drawn as a dot, since a line of one point is invisible."""
-    rounds = sorted(curve)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
-    ax.plot(rounds, [scale * curve[number] for number in rounds], **marker, **line)
-
-
-def _draw_band(ax: Axes, curves: Mapping[str, Curve], scale: float) -> None:
-    rounds = sorted({number for curve in curves.values() for number in curve})
-    values = [[scale * curve[number] for curve in curves.values() if number in curve] for number in rounds]
-    low, high = np.array([np.nanpercentile(each, [10, 90]) for each in values]).T
-    ax.fill_between(rounds, low, high, color=FAINT, linewidth=0)
+def draw_curve(ax: Axes, curve: pd.Series, scale: float = 1, **line: Any) -> None:
+    """One curve over rounds; a lone point is drawn as a dot, since a line of one point is invisible."""
+    known = scale * curve.dropna()
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(known) == 1 else {}
+    ax.plot(known.index, known, **marker, **line)
 
 
 def round_axis(ax: Axes) -> None:
@@ -166,15 +174,15 @@ def round_axis(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
 
 
-def site_legend(figure: Figure, names: Sequence[str], colour: Mapping[str, str], *, with_mean: bool) -> None:
-    """One legend above the panels: a line per site, or one for all when they are many, and the mean."""
+def site_legend(figure: Figure, names: Sequence[str], with_mean: bool = True) -> None:
+    """One legend above the panels: a line per site, or one for all when they are many, and the mean over several."""
     if len(names) > MOST_LINES:
         entries = [(f"{len(names)} sites, 10th to 90th percentile", FAINT, 6.0)]
     elif len(names) > len(PALETTE):
         entries = [(f"each of {len(names)} sites", MUTED, 0.9)]
     else:
-        entries = [(plain(name), colour[name], 1.2) for name in names]
-    if with_mean:
+        entries = [(plain(name), colour, 1.2) for name, colour in colours(names).items()]
+    if with_mean and len(names) > 1:
         entries.append(("mean over sites", INK, 2.2))
     handles = [Line2D([], [], color=shade, linewidth=width) for _, shade, width in entries]
     _, columns = grid_shape(len(entries), 6 if figure.get_figwidth() > HALF_WIDTH else 3)

@@ -1,36 +1,46 @@
-"""A run folder as typed values: its `config.toml` and its `events.jsonl`, the truth that reports are made from."""
+"""A run folder as values and frames: its `config.toml`, and its `events.jsonl`, which is read line by line."""
+
+from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import pandas as pd
 from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.report.events import Evaluation, Event, Result, Round, Selection, SiteCounts, Start, View
-from equipoise.report.validation import validation_results
+from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, Start
+from equipoise.report.validation import validation_scores
 
-E = TypeVar("E", bound=Event)
+#: what the lines of a frame of scores tell besides the metrics
+TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
+PARTS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything a report needs to know about one run."""
+    """Everything a report needs to know about one run.
+
+    `evaluations` has a line per model scored at a site after a round, `finals` one per line of test results. Their
+    columns are those of `TOLD` that apply, and a column per metric.
+    """
 
     folder: Path
     config_text: str
     start: Start
     rounds: Sequence[Round]
-    evaluations: Sequence[Evaluation]
+    evaluations: pd.DataFrame
+    finals: pd.DataFrame
     selections: Sequence[Selection]
-    finals: Sequence[Result]
     warnings: Sequence[str]
     resumed: Sequence[int]
     seconds: float | None
+    """How long it took; None while the run has not come to its end."""
 
     @property
     def finished(self) -> bool:
@@ -43,50 +53,47 @@ class RunRecord:
         return self.rounds[-1].round if self.rounds else 0
 
     @property
-    def planned_rounds(self) -> int | None:
-        """The rounds asked for in the config, where it says so."""
-        rounds = setting(self.start.config, "train", "rounds")
-        return rounds if isinstance(rounds, int) else None
-
-    @property
     def status(self) -> str:
         """Whether the run is finished, where it stands if not, and where it was resumed."""
         if self.finished:
             text = f"finished after {self.last_round} round{'' if self.last_round == 1 else 's'}"
         else:
-            planned = f" of {self.planned_rounds}" if self.planned_rounds else ""
-            text = f"not finished: stopped, or still running, after round {self.last_round}{planned}"
-        if self.resumed:
-            text += "; resumed at round " + ", ".join(str(number) for number in self.resumed)
-        return text
+            planned = setting(self.start.config, "train", "rounds")
+            of = f" of {planned}" if isinstance(planned, int) else ""
+            text = f"not finished: stopped, or still running, after round {self.last_round}{of}"
+        return text + (f"; resumed at round {', '.join(map(str, self.resumed))}" if self.resumed else "")
+
+    @cached_property
+    def images(self) -> pd.DataFrame:
+        """Images at each site: columns by part (train, valid, test) and class."""
+        sites, classes = self.start.sites, self.start.classes
+        counts = {part: [getattr(site, part) or [0] * len(classes) for site in sites] for part in PARTS}
+        names = [site.name for site in sites]
+        return pd.concat({part: pd.DataFrame(own, names, classes, int) for part, own in counts.items()}, axis=1)
 
     @property
-    def training_sites(self) -> list[SiteCounts]:
-        """The sites that train, in the order of the run."""
-        return [site for site in self.start.sites if sum(site.train)]
-
-    @property
-    def has_test_data(self) -> bool:
-        """True when a site, a common set or a cohort has an image to test on."""
-        return any(sum(site.test) for site in self.start.sites)
+    def training_images(self) -> pd.DataFrame:
+        """Training images of each class at the sites that train."""
+        train = self.images["train"]
+        return train[train.sum(axis=1) > 0]
 
     @property
     def evaluators(self) -> list[str]:
         """The places where models are only measured."""
-        return [site.name for site in self.start.sites if not sum(site.train)]
+        return [name for name in self.images.index if name not in self.training_images.index]
 
     @property
-    def end_view(self) -> View:
+    def end_view(self) -> str:
         """The view a site is left with when a round ends: personal where the method has it, else global."""
-        return "personal" if any(e.view == "personal" for e in self.finals) else self.round_view
+        return "personal" if (self.finals["view"] == "personal").any() else self.round_view
 
     @property
-    def round_view(self) -> View:
+    def round_view(self) -> str:
         """The view whose scores tell how rounds went: personal where rounds measured it, else global.
 
         Personal models that sites make by fine-tuning may be measured only at the end.
         """
-        return "personal" if any(e.view == "personal" for e in self.evaluations) else "global"
+        return "personal" if (self.evaluations["view"] == "personal").any() else "global"
 
     @property
     def selection(self) -> Selection | None:
@@ -99,23 +106,49 @@ class RunRecord:
         return None if self.selection is None or self.selection.sites else self.selection.round
 
     @cached_property
-    def validation(self) -> Sequence[Result]:
-        """Validation scores as results, of what is reported, and of the latest round while nothing is chosen."""
-        settings = setting(self.start.config, "evaluation") or {}
-        return list(validation_results(self.evaluations, self.selection, settings))
+    def work(self) -> pd.DataFrame:
+        """A line per round and site: loss, seconds, examples, and bytes that the site sent and received."""
+        visits = ((done.round, site, work) for done in self.rounds for site, work in done.sites.items())
+        lines = [{"round": number, "site": site, **dict(work)} for number, site, work in visits]
+        kinds: dict[str, Any] = {"loss": float, "seconds": float, "examples": int, "sent": int, "received": int}
+        return pd.DataFrame(lines, columns=["round", "site", *kinds]).astype(kinds)
 
     @cached_property
-    def results(self) -> Sequence[Result]:
+    def validation(self) -> pd.DataFrame:
+        """Validation scores as results, of what is reported, and of the latest round while nothing is chosen."""
+        settings = setting(self.start.config, "evaluation") or {}
+        scored = self.evaluations[self.evaluations["part"] == "valid"]
+        return scores_frame(validation_scores(scored, self.line, self.selection, settings))
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
         """The test results, or, where there are none, validation scores of the models that sites are left with."""
-        return self.finals or [r for r in self.validation if r.view != "trained" and r.scope != "pooled"]
+        if len(self.finals):
+            return self.finals
+        return self.validation[(self.validation["view"] != "trained") & (self.validation["scope"] != "pooled")]
+
+    def line(self, offset: int) -> dict[str, Any]:
+        """The event that begins at this byte of the log."""
+        with (self.folder / "events.jsonl").open("rb") as file:
+            file.seek(offset)
+            return json.loads(file.readline())
 
 
-def setting(config: dict[str, Any], *path: str) -> Any:
+def setting(config: Mapping[str, Any], *path: str) -> Any:
     """The value under a path of keys, None when absent."""
     value: Any = config
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A frame of scores from flat lines: numbers that are not known are NaN, a mean over sites has the site ""."""
+    found = list(lines)
+    columns = list(dict.fromkeys([*TOLD, *(key for line in found for key in line)]))
+    kinds: dict[str, Any] = dict.fromkeys(["spread", *columns[len(TOLD) :]], float)
+    kinds |= dict.fromkeys(["round", "rounds", "offset"], "Int64") | dict.fromkeys(["recall", "confusion"], object)
+    return pd.DataFrame(found, columns=columns).fillna({"site": ""}).astype(kinds)
 
 
 def read_run(path: Path) -> RunRecord:
@@ -124,82 +157,96 @@ def read_run(path: Path) -> RunRecord:
     source = path / "events.jsonl"
     if not source.is_file():
         raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
-    events, notes = _read_lines(source)
-    by_kind: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for number, event in events:
-        by_kind.setdefault(str(event.get("event")), []).append((number, event))
-
-    def parsed(kind: str, model: type[E]) -> list[E]:
-        return [_parse(source, number, kind, model, event) for number, event in by_kind.get(kind, [])]
-
-    starts = parsed("start", Start)
-    if not starts:
+    found: dict[str, dict[Any, Any]] = {kind: {} for kind in KINDS}
+    told: dict[str, list[Any]] = {"warning": [], "resumed": [], "end": [], "cut": []}
+    for number, offset, event in _events(source, told["cut"]):
+        kind = str(event.get("event"))
+        if kind in KINDS:
+            line = _parsed(source, number, kind, event)
+            # A resumed run writes again what it had written after its last checkpoint: the later line counts.
+            found[kind][_identity(line, offset)] = (offset, line)
+        elif kind in told:
+            told[kind].append(event)
+            told["end"] = [] if kind == "resumed" else told["end"]
+    if not found["start"]:
         raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
-    config_file = path / "config.toml"
-    config_text = as_text(config_file.read_bytes(), str(config_file)) if config_file.is_file() else ""
-    start = starts[0]
-    if not start.config and config_text:
-        start = start.model_copy(update={"config": _parse_toml(config_file, config_text)})
-    # A resumed run writes again what it had written after its last checkpoint: the later line counts.
-    rounds = {e.round: e for e in parsed("round", Round)}
-    evaluations = {(e.round, e.part, e.view, e.site): e for e in parsed("evaluation", Evaluation)}
-    finals = {(e.part, e.rule, e.view, e.scope, e.site): e for e in parsed("final", Result)}
-    selections = {(e.view, e.metric): e for e in parsed("selection", Selection)}
-    warnings = [str(event.get("text", "")) for _, event in by_kind.get("warning", [])]
-    resumed = by_kind.get("resumed", [])
-    restarted = resumed[-1][0] if resumed else 0
-    ends = [event for number, event in by_kind.get("end", []) if number > restarted]
+    file = path / "config.toml"
+    config_text = as_text(file.read_bytes(), str(file)) if file.is_file() else ""
+    start = _with_config(next(iter(found["start"].values()))[1], file, config_text)
+    scored = sorted(found["evaluation"].values(), key=lambda pair: pair[1].round)
+    warnings = [str(event.get("text", "")) for event in told["warning"]]
     return RunRecord(
         folder=path,
         config_text=config_text,
         start=start,
-        rounds=[rounds[number] for number in sorted(rounds)],
-        evaluations=sorted(evaluations.values(), key=lambda e: e.round),
-        selections=list(selections.values()),
-        finals=list(finals.values()),
-        warnings=list(dict.fromkeys([*start.warnings, *warnings, *notes])),
-        resumed=[int(event["round"]) for _, event in resumed if "round" in event],
-        seconds=float(ends[-1].get("seconds", 0.0)) if ends else None,
+        rounds=[line for _, (_, line) in sorted(found["round"].items())],
+        evaluations=scores_frame(_flat(line) | {"offset": offset} for offset, line in scored),
+        finals=scores_frame(_flat(line) for _, line in found["final"].values()),
+        selections=[line for _, line in found["selection"].values()],
+        warnings=list(dict.fromkeys([*start.warnings, *warnings, *told["cut"]])),
+        resumed=[int(event["round"]) for event in told["resumed"] if "round" in event],
+        seconds=float(told["end"][-1].get("seconds", 0.0)) if told["end"] else None,
     )
 
 
-def _read_lines(source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
-    """The events with their line numbers, and a note per line that an interruption cut off.
+def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The events with their line numbers and places in the file; what an interruption cut off is told in `cut`.
 
     Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged.
     """
-    events: list[tuple[int, dict[str, Any]]] = []
-    notes: list[str] = []
-    broken = 0
-    for number, line in enumerate(source.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if broken and not (isinstance(event, dict) and event.get("event") == "resumed"):
-            raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
-        broken = 0
-        if isinstance(event, dict):
-            events.append((number, event))
-        else:
-            broken = number
-            notes.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
-    return events, notes
+    broken, offset = 0, 0
+    with source.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place, offset = offset, offset + len(line)
+            if not line.strip():
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            whole = isinstance(event, dict)
+            if broken and not (whole and event.get("event") == "resumed"):
+                raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
+            broken = 0 if whole else number
+            if whole:
+                yield number, place, event
+            else:
+                cut.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
 
 
-def _parse(source: Path, number: int, kind: str, model: type[E], event: dict[str, Any]) -> E:
+def _parsed(source: Path, number: int, kind: str, event: dict[str, Any]) -> Line:
     try:
-        return model.model_validate(event)
+        return KINDS[kind].model_validate(event)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{source}, line {number}: {kind} event, field '{where}': {first['msg']}.") from error
 
 
-def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+def _identity(line: Line, offset: int) -> Any:
+    """What tells a line from others of its kind."""
+    match line:
+        case Round():
+            return line.round
+        case Evaluation():
+            return line.round, line.part, line.view, line.site
+        case Final():
+            return line.part, line.rule, line.view, line.scope, line.site
+        case Selection():
+            return line.view, line.metric
+    return offset
+
+
+def _flat(line: Score) -> dict[str, Any]:
+    """A line of a frame of scores."""
+    told = {key: value for key, value in line if key in TOLD}
+    extra = {"spread": line.extra.get("spread")} if isinstance(line, Final) else {"scope": "site"}
+    return {**told, **extra, **line.metrics}
+
+
+def _with_config(start: Start, file: Path, text: str) -> Start:
+    """The start event, with the config of `config.toml` where it has none."""
     try:
-        return tomllib.loads(text)
+        return start if start.config else start.model_copy(update={"config": tomllib.loads(text)})
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}. Restore the file that the run wrote.") from error
+        raise UserError(f"{file} is not valid TOML: {error}. Restore the file that the run wrote.") from error

@@ -1,36 +1,49 @@
 """Validation scores in the shape of test results: of the rounds that a run reports, or of its latest one."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, get_args
 
+import pandas as pd
+
 from equipoise.contract.config import EvaluationConfig, validated
-from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, reported_round
+from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 from equipoise.metrics import from_confusion
-from equipoise.report.events import Evaluation, Result, Selection, View, mean
+from equipoise.report.log_lines import Selection, View
 
 
-def validation_results(
-    evaluations: Sequence[Evaluation], selection: Selection | None, settings: Mapping[str, Any]
-) -> Iterator[Result]:
-    """Results by view, marked `part="valid"`: per site, mean over sites, and pooled where there are confusions.
+def validation_scores(
+    scored: pd.DataFrame,
+    line: Callable[[int], Mapping[str, Any]],
+    selection: Selection | None,
+    settings: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Flat lines by view, marked `part="valid"`: per site, mean over sites, and pooled where there are confusions.
 
     Args:
-        evaluations: all scores of the run, in the order of its rounds
+        scored: all validation scores of the run, in the order of its rounds
+        line: gives the event of a score by its `offset`
         selection: which round was chosen; None while none is: the latest round of each view stands
         settings: the run's `[evaluation]` table
     """
     averaged = _averaged(selection, settings) if selection else ()
+    rule = selection.rule if selection else "latest"
     for view in get_args(View):
-        scored = [each for each in evaluations if each.part == "valid" and each.view == view]
-        sites: dict[str, list[Evaluation]] = {}
-        for each in scored:
-            rounds = averaged or (_chosen(selection, view, each.site) if selection else scored[-1].round,)
-            if each.round in rounds:
-                sites.setdefault(each.site, []).append(each)
-        if sites:
-            head = {"part": "valid", "rule": selection.rule if selection else "latest", "view": view}
-            yield from _of_view(head, sites)
+        own = scored[scored["view"] == view]
+        if averaged:
+            chosen = own["round"].isin(averaged)
+        elif selection:
+            chosen = own["round"] == own["site"].map(lambda site: _chosen(selection, view, site))  # noqa: B023
+        else:
+            chosen = own["round"] == own["round"].max()
+        summaries: dict[str, list[Summary]] = {}
+        for score in own[chosen].itertuples():
+            event = {"confusion": None, "n": 0, "recall": [], **line(score.offset)}
+            summaries.setdefault(score.site, []).append(event)
+        for result in _of_view(summaries) if summaries else ():
+            yield {"part": "valid", "rule": rule, "view": view, **result}
 
 
 def _chosen(selection: Selection, view: str, site: str) -> int | None:
@@ -47,40 +60,37 @@ def _averaged(selection: Selection, settings: Mapping[str, Any]) -> Collection[i
     return validated(EvaluationConfig, raw, "the run's config").reportable(selection.round)
 
 
-def _of_view(head: Mapping[str, Any], sites: Mapping[str, Sequence[Evaluation]]) -> Iterator[Result]:
+def _of_view(sites: Mapping[str, list[Summary]]) -> Iterator[dict[str, Any]]:
     """The results of one view, from each site's scores in the reported rounds."""
-    summaries = {site: mean_over_rounds([_summary(each) for each in own]) for site, own in sites.items()}
-    results = [
-        Result.model_validate({**head, "scope": "site", "site": site, "round": own[-1].round, **summaries[site]})
-        for site, own in sites.items()
-    ]
-    yield from results
-    rounds = {result.round for result in results}
-    over = {**head, "round": rounds.pop() if len(rounds) == 1 else None}
-    metrics = {name: mean([each.metrics.get(name) for each in results]) for name in results[0].metrics}
-    yield Result.model_validate({**over, "scope": "mean", "metrics": metrics})
-    images = added_over_sites([*summaries.values()])
+    means = {site: mean_over_rounds(own) for site, own in sites.items()}
+    rounds = {site: own[-1]["round"] for site, own in sites.items()}
+    for site, own in means.items():
+        yield _flat(own) | {"scope": "site", "site": site, "round": rounds[site]}
+    over = {"round": rounds.popitem()[1] if len({*rounds.values()}) == 1 else None}
+    yield over | {"scope": "mean"} | mean_over_sites([*means.values()])["metrics"]
+    images = added_over_sites([*means.values()])
     if images["confusion"] is not None:
-        pooled = mean_over_rounds([_pooled(scores) for scores in _by_round(sites)])
-        yield Result.model_validate({**over, "scope": "pooled", **pooled, **images})
+        yield over | {"scope": "pooled"} | _flat(mean_over_rounds(list(map(_pooled, _by_round(sites)))) | images)
 
 
-def _summary(each: Evaluation) -> Summary:
-    return each.model_dump(include={"metrics", "recall", "confusion", "n"})
+def _flat(summary: Summary) -> dict[str, Any]:
+    """A summary as part of a flat line."""
+    told = {key: summary[key] for key in ("recall", "confusion")}
+    return {**told, "rounds": summary.get("rounds", 1), **summary["metrics"]}
 
 
-def _by_round(sites: Mapping[str, Sequence[Evaluation]]) -> list[list[Evaluation]]:
+def _by_round(sites: Mapping[str, list[Summary]]) -> list[list[Summary]]:
     """The scores of each round that a mean is of; as one round where every site has one, be it its own."""
     alone = all(len(own) == 1 for own in sites.values())
-    rounds: dict[int, list[Evaluation]] = {}
+    rounds: dict[int, list[Summary]] = {}
     for each in (each for own in sites.values() for each in own):
-        rounds.setdefault(0 if alone else each.round, []).append(each)
+        rounds.setdefault(0 if alone else each["round"], []).append(each)
     return list(rounds.values())
 
 
-def _pooled(scores: Sequence[Evaluation]) -> Summary:
+def _pooled(scores: list[Summary]) -> Summary:
     """The scores on all sites' images of a round as one set."""
-    images = added_over_sites([_summary(each) for each in scores])
+    images = added_over_sites(scores)
     numbers = from_confusion(images["confusion"])
     recall = [_known(value) for value in numbers.pop("recall")]
     return {"metrics": {name: _known(value) for name, value in numbers.items()}, "recall": recall, **images}

@@ -12,9 +12,10 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.data import load_federation
 from equipoise.engine.events import first_event, last_kind
 from equipoise.engine.loop import Run
-from equipoise.report.events import Start
-from equipoise.studies.grid import PART_TITLES, Cell, StudyConfig, deviations, known_cells, no_common_set
+from equipoise.report.log_lines import Start
+from equipoise.studies.grid import Cell, deviations, known_cells, no_common_set
 from equipoise.studies.same_data import DataSeen
+from equipoise.studies.study_file import PART_TITLES, StudyConfig
 
 #: what to do about a run whose files are damaged
 REMEDY = "delete the folder, and the study runs it again"

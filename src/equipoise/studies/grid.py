@@ -1,198 +1,21 @@
-"""A study as it stands in its TOML file: rows (a method with settings) x seeds x data sets, and the paper's numbers."""
+"""The grid of a study: its runs, where they lie, and the config of each."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from equipoise.contract.config import Config, Table, parse_toml, validated
+from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
-from equipoise.core.outside import is_outside, short_name
+from equipoise.core.outside import short_name
 from equipoise.core.table import dotted
 from equipoise.engine.runs import make_config, refuse_idle_options
 from equipoise.methods import all_options, get_method, method_names
-
-Metric = Literal["macro_f1", "balanced_accuracy", "balanced_auc", "accuracy", "worst_class_recall", "ece"]
-METRICS: tuple[Metric, ...] = (
-    "macro_f1",
-    "balanced_accuracy",
-    "balanced_auc",
-    "accuracy",
-    "worst_class_recall",
-    "ece",
-)
-
-
-def check_name(name: str) -> str:
-    """Refuse a name that could not be a folder's.
-
-    Raises:
-        ValueError: saying what names are made of
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .,+=_-]{0,99}", name) or name != name.rstrip():
-        raise ValueError(
-            "a name has up to 100 letters, digits, spaces and .,+=_-; it begins with a letter or digit, and ends in no "
-            "space"
-        )
-    return name
-
-
-Name = Annotated[str, AfterValidator(check_name)]
-PART_TITLES = {"test": "test", "valid": "validation"}
-PerCent = Annotated[float, Field(ge=0, le=100)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-#: what a row and its seed decide, and no setting may
-DECIDED = ("method", "seed", "name")
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names of rows or runs in a sentence; those that have a comma of their own are in quotation marks."""
-    return ", ".join(f"'{name}'" if "," in name else name for name in names)
-
-
-def check_undecided(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Refuse settings of what rows and seeds decide.
-
-    Raises:
-        ValueError: naming the first
-    """
-    for key in DECIDED:
-        if key in settings:
-            raise ValueError(f"'{key}' is no setting of a study: rows name their method, and seeds are listed")
-    return settings
-
-
-Settings = Annotated[dict[str, Any], AfterValidator(check_undecided)]
-
-
-class Row(Table):
-    """One line of a table: a method with settings of its own."""
-
-    name: Name
-    method: str
-    settings: Settings = Field({}, description="config tables over those of the study")
-    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only later ones")
-    later: tuple[Seed, ...] = Field((), description="further seeds of the full grid")
-    tables: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="the tables that the row stands in; default the study's one table"
-    )
-    paper: dict[Metric, PerCent] = Field({}, description="what the paper reports, in per cent")
-    paper_cohort: dict[Metric, PerCent] = Field({}, description="the same for the unseen cohort")
-    view: Literal["global", "personal", "trained"] | None = Field(
-        None, description="the models that the row reports, trained: right after local training; default by scope"
-    )
-    note: str = ""
-
-
-class DataSet(Table):
-    """One of several data sets (or ways to share one out) that every row is run on."""
-
-    name: Name
-    settings: Settings = Field({}, description="config tables over those of the study")
-
-
-def check_different(seeds: Sequence[int], what: str) -> None:
-    """Refuse a seed that is named twice: its run would be one and the same.
-
-    Raises:
-        ValueError: naming it
-    """
-    twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
-    if twice:
-        raise ValueError(f"{what}: {', '.join(map(str, twice))} is named twice")
-
-
-class StudyConfig(Table):
-    """A whole study."""
-
-    name: Name
-    title: str = ""
-    preset: str | None = Field(None, description="preset or file that all runs start from")
-    settings: Settings = Field({}, description="config tables over the preset's, for all runs")
-    scope: Literal["sites", "trained", "common"] = Field(
-        "sites",
-        description="sites: mean over sites, personal models where there are any; "
-        "trained: mean over sites, models right after local training; "
-        "common: the global model on the one common test set",
-    )
-    part: Literal["test", "valid"] = Field(
-        "test",
-        description="the images whose scores are shown; valid: for a study that chooses settings, "
-        "with the validation scores of the selected round and no test score",
-    )
-    metrics: tuple[Metric, ...] = Field(METRICS, min_length=1, description="columns; the first one compares rows")
-    seeds: tuple[Seed, ...] = (1,)
-    pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
-    paper: str = Field("", description="where the paper's numbers stand")
-    paper_label: str = Field("paper", description="what heads the columns of the paper's numbers")
-    cohort_table: str = Field("", description="what the paper calls its table of an unseen cohort")
-    differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
-    all_methods: bool = Field(False, strict=True, description="a row for every registered method that no row names")
-    data: tuple[DataSet, ...] = ()
-    rows: tuple[Row, ...] = Field((), alias="row")
-
-    @field_validator("rows", "data")
-    @classmethod
-    def _different_names(cls, entries: tuple[Row | DataSet, ...], info: ValidationInfo) -> tuple[Row | DataSet, ...]:
-        # Names are folders, and on some disks "A" is the folder "a".
-        names = [entry.name.casefold() for entry in entries]
-        twice = [entry.name for entry in entries if names.count(entry.name.casefold()) > 1]
-        if twice:
-            what = "rows" if info.field_name == "rows" else "data sets"
-            raise ValueError(f"two {what} are called {' and '.join(dict.fromkeys(twice))}")
-        return entries
-
-    @field_validator("metrics")
-    @classmethod
-    def _different_metrics(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-        if len(set(metrics)) < len(metrics):
-            raise ValueError("a metric is named twice")
-        return metrics
-
-    @model_validator(mode="after")
-    def _different_seeds(self) -> StudyConfig:
-        check_different(self.seeds, "seeds of the study")
-        for row in self.rows:
-            check_different(row.seeds or (), f"seeds of {row.name}")
-            check_different(row.later, f"later seeds of {row.name}")
-            own = self.seeds if row.seeds is None else row.seeds
-            check_different((*own, *row.later), f"seeds and later seeds of {row.name}")
-        return self
-
-    @model_validator(mode="after")
-    def _complete(self) -> StudyConfig:
-        if not self.rows and not self.all_methods:
-            raise ValueError("a study needs rows: [[row]] with name and method")
-        for row in self.rows:
-            if len(set(row.tables)) < len(row.tables):
-                raise ValueError(f"row {row.name} names a table twice")
-        if len(self.data) > 1 and any(row.paper for row in self.rows):
-            raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
-        if self.part == "valid" and any(row.paper or row.paper_cohort for row in self.rows):
-            raise ValueError("paper numbers are test scores: a study with part = 'valid' shows none")
-        return self
-
-    @property
-    def primary(self) -> Metric:
-        """The metric that rows are compared by."""
-        return self.metrics[0]
-
-    @property
-    def data_sets(self) -> tuple[DataSet | None, ...]:
-        """The data sets; None where the study has the one of its preset."""
-        return self.data or (None,)
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The names of the study's tables, in order of first mention; the empty name for rows without one."""
-        return tuple(dict.fromkeys(table for row in self.rows for table in row.tables or ("",)))
+from equipoise.studies.study_file import DataSet, Row, StudyConfig
 
 
 @dataclass(frozen=True)
@@ -208,44 +31,6 @@ class Cell:
     def label(self) -> str:
         """The run in words."""
         return f"{self.data.name}: {self.folder.name}" if self.data else self.folder.name
-
-
-def load_study(source: str) -> StudyConfig:
-    """The study of this name, or of this TOML file."""
-    if source in study_names():
-        content = (resources.files(__package__) / "grids" / f"{source}.toml").read_bytes()
-    elif Path(source).is_file():
-        content = Path(source).read_bytes()
-    else:
-        raise UserError(f"'{source}' is neither a file nor a study; studies: {', '.join(study_names()) or 'none'}")
-    study = validated(StudyConfig, parse_toml(content, source), source)
-    beside = Path(source).parent / (study.preset or "")
-    if study.preset and source not in study_names() and beside.is_file():  # a file is looked for beside the study's
-        study = study.model_copy(update={"preset": str(beside)})
-    if study.all_methods:
-        named = {row.name.casefold() for row in study.rows}
-        more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
-        study = study.model_copy(update={"rows": tuple(sorted(study.rows + more, key=lambda row: row.name))})
-    _check_methods(study, source)
-    return study
-
-
-def _check_methods(study: StudyConfig, source: str) -> None:
-    """Refuse rows of methods that do not exist, and options of methods that no row has."""
-    known, methods = method_names(), {row.method for row in study.rows}
-    for row in study.rows:
-        if row.method not in known and not is_outside(row.method):
-            raise UserError(f"{source}: row {row.name}: there is no method '{row.method}'; methods: {', '.join(known)}")
-    for settings in (study.settings, *(data.settings for data in study.data)):
-        for table in settings:
-            if table in known and table not in methods:
-                raise UserError(f"{source}: settings of {table}, but no row has this method: they have no effect")
-
-
-def study_names() -> list[str]:
-    """The studies shipped with the package."""
-    folder = resources.files(__package__) / "grids"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def grid(
@@ -293,24 +78,25 @@ def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
     """Every run of the study that has a folder, of whatever seed."""
     found = []
     for data in study.data_sets:
-        for row in study.rows:
-            places = _runs_folder(folder, data).glob("*-seed*")
-            seeds = (path.name.rpartition("-seed")[2] for path in places)
-            for seed in sorted({int(seed) for seed in seeds if seed.isdecimal()}):
-                path = _run_folder(folder, row, data, seed)
-                if (path / "events.jsonl").is_file() or (path / "models").is_dir():
-                    found.append(Cell(row, data, seed, path))
+        begun: dict[str, list[int]] = {}
+        for path in _runs_folder(folder, data).glob("*-seed*"):
+            name, _, seed = path.name.rpartition("-seed")
+            if seed.isdecimal() and ((path / "events.jsonl").is_file() or (path / "models").is_dir()):
+                begun.setdefault(name, []).append(int(seed))
+        found += [
+            Cell(row, data, seed, _run_folder(folder, row, data, seed))
+            for row in study.rows
+            for seed in sorted(begun.get(row.name, ()))
+        ]
     return found
 
 
 def strangers(study: StudyConfig, folder: Path) -> list[str]:
     """Runs in the study's folder that belong to no row of it, after a change of names, say."""
-    found, known = [], {row.name for row in study.rows}
-    for data in study.data_sets:
-        names = [path.parent.name for path in sorted(_runs_folder(folder, data).glob("*-seed*/events.jsonl"))]
-        own = [name for name in names if name.rpartition("-seed")[0] not in known]
-        found += [f"{data.name}/{name}" if data else name for name in own]
-    return found
+    known, runs = {row.name for row in study.rows}, folder / "runs"
+    places = (_runs_folder(folder, data).glob("*-seed*/events.jsonl") for data in study.data_sets)
+    names = [path.parent for place in places for path in sorted(place)]
+    return [str(path.relative_to(runs)) for path in names if path.name.rpartition("-seed")[0] not in known]
 
 
 def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) -> Config:
@@ -369,3 +155,8 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of rows or runs in a sentence; those that have a comma of their own are in quotation marks."""
+    return ", ".join(f"'{name}'" if "," in name else name for name in names)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from equipoise.data.splits import SHARED
 from equipoise.report.record import RunRecord
-from equipoise.report.summary import left_out
+from equipoise.report.run_facts import left_out
 from equipoise.studies.grid import grid
 from equipoise.studies.results import StudyResults
 from equipoise.studies.rows import RowResult, RunResult, holders

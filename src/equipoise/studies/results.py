@@ -11,26 +11,18 @@ from typing import Any
 
 from equipoise.contract.config import EvaluationConfig
 from equipoise.core.errors import UserError, first_line
+from equipoise.metrics import METRICS
 from equipoise.report.record import read_run
-from equipoise.report.tables import COLUMNS, METRIC_TITLES
+from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.checks import REMEDY, DamagedRun, check_log, is_finished
-from equipoise.studies.grid import (
-    PART_TITLES,
-    Cell,
-    StudyConfig,
-    cell_config,
-    deviations,
-    known_cells,
-    listed,
-    no_common_set,
-    strangers,
-)
+from equipoise.studies.grid import Cell, cell_config, deviations, known_cells, listed, no_common_set, strangers
 from equipoise.studies.rows import RowResult, RunResult, holders
 from equipoise.studies.runner import shared_with
 from equipoise.studies.same_data import kinds
+from equipoise.studies.study_file import PART_TITLES, StudyConfig
 
-HIGHER_IS_BETTER = {column.key: column.higher_is_better for column in COLUMNS}
+HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in METRICS}
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
@@ -191,13 +183,13 @@ def _read(cell: Cell, part: str) -> RunResult:
     try:
         run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
         _rule(run.record.start.config)
-        run.cost, run.data_seen  # noqa: B018  read now, so that what is wrong with them shows here
+        run.scores, run.cost, run.data_seen  # noqa: B018  read now, so that what is wrong with them shows here
     except DamagedRun:
         raise
     except (UserError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
-    untested = part == "test" and run.record.has_test_data and all(r.scope != "mean" for r in run.record.finals)
-    if not run.record.rounds or untested:
+    untestable = part == "valid" or not run.record.images["test"].any(axis=None)
+    if not run.record.rounds or not (untestable or "mean" in set(run.record.finals["scope"])):
         lacking = "test result" if run.record.rounds else "round"
         raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")
     return run

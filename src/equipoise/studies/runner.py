@@ -8,11 +8,12 @@ depend on who it shares with. On a GPU the cohort sees to that.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +31,8 @@ from equipoise.studies.grid import Cell, listed
 
 #: beside a run's own files: what the study knows about it
 NOTE = "study.json"
+FINISHED = "finished"
+Life = Generator[None, None, str]
 
 
 class Display(Protocol):
@@ -74,64 +77,13 @@ class Limit:
     """The time that may pass; without seconds, any."""
 
     def __init__(self, seconds: float | None):
-        self.set = seconds is not None
-        self.end = time.monotonic() + (seconds or 0.0)
+        self.end = math.inf if seconds is None else time.monotonic() + seconds
         self.round_seconds = 0.0
         """How long the latest round took: what another one will need at least."""
 
     def allows_a_round(self) -> bool:
         """Whether another round would be complete in time."""
-        return not self.set or time.monotonic() + self.round_seconds <= self.end
-
-
-class Turns:
-    """One run among those that take turns."""
-
-    def __init__(self, cell: Cell, run: Run, limit: Limit, together: int, keep: bool):
-        self.cell = cell
-        self.run = run
-        self.limit = limit
-        self.together = together
-        self.keep = keep
-        self.stopped_after: int | None = None
-        """The round that is on disk and the last one for now, when time is up."""
-        self._round_began = time.monotonic()
-        run.after_round = self._round_ended
-        run.tenancy = self._tenancy
-        self._steps = run.steps(resume=True)
-        self._random = torch.get_rng_state()
-
-    def step(self) -> bool:
-        """Issue the run's next step under its own random state; False when there is none left."""
-        torch.set_rng_state(self._random)
-        try:
-            next(self._steps)
-        except StopIteration:
-            return False
-        self._random = torch.get_rng_state()
-        return True
-
-    def _round_ended(self, number: int) -> bool:
-        """Note how long a round takes; True where there is no time for another, so that this one is saved."""
-        now = time.monotonic()
-        self.limit.round_seconds, self._round_began = now - self._round_began, now
-        if 0 < number < self.run.config.train.rounds and not self.limit.allows_a_round():
-            self.stopped_after = number
-        return self.stopped_after is not None
-
-    @contextmanager
-    def _tenancy(self) -> Iterator[None]:
-        """What only one process may do: look whether the run is finished, and clear up once it is."""
-        if is_finished(self.cell.folder):
-            raise FinishedElsewhere
-        _note_sharing(self.cell, self.together)
-        yield
-        if not self.keep:
-            _clear_up(self.cell.folder)
-
-    def close(self) -> None:
-        """Stop where it is; what is on disk can be resumed."""
-        self._steps.close()
+        return time.monotonic() + self.round_seconds <= self.end
 
 
 def run_grid(
@@ -140,43 +92,51 @@ def run_grid(
     together: int = 1,
     limit_seconds: float | None = None,
     keep: bool = False,
-    check: Callable[[Run], None] | None = None,
+    check: Callable[[Run], None] = lambda run: None,
 ) -> Outcome:
     """Run the unfinished among the cells, `together` at a time; gives what came of them.
 
     With a limit, a run saves a round and stops when its next one would not be complete in time, and nothing is begun
-    that could not complete one; a run whose last round is done comes to its end. `keep`:
-    checkpoints of finished runs stay on disk. `check` may refuse a run before it trains.
+    that could not complete one; a run whose last round is done comes to its end. `keep`: checkpoints of finished runs
+    stay on disk. `check` may refuse a run before it trains. One run's failure is no reason to leave the others undone.
     """
-    outcome, waiting = Outcome(), deque[tuple[Cell, Config]]()
+    outcome, limit = Outcome(), Limit(limit_seconds)
+    waiting = deque(_unfinished(cells, outcome, keep))
+    _check_shareable([config for _, config in waiting], together)
+    active: list[tuple[Cell, Life]] = []
+    try:
+        while waiting or active:
+            while waiting and len(active) < together and limit.allows_a_round():
+                cell, config = waiting.popleft()
+                active.append((cell, _life(cell, config, display, limit, together, keep, check)))
+            if not active:
+                break
+            for cell, life in list(active):
+                if how := _advance(cell, life, outcome):
+                    active.remove((cell, life))
+                    display.ended(cell, how)
+    finally:
+        for _, life in active:
+            life.close()
+    outcome.stopped += [cell.label for cell, _ in waiting]
+    return outcome
+
+
+def _unfinished(cells: Sequence[tuple[Cell, Config]], outcome: Outcome, keep: bool) -> Iterator[tuple[Cell, Config]]:
+    """The runs to begin or resume; others are noted, and cleared up if they were ended before that."""
     for cell, config in cells:
         try:
             check_log(cell.folder)
             if not is_finished(cell.folder):
-                waiting.append((cell, config))
+                yield cell, config
                 continue
             check_finished(cell, config)
             outcome.finished.append(cell.label)
-            if not keep and (cell.folder / "checkpoints").exists():  # it was ended before it could clear up
+            if not keep and (cell.folder / "checkpoints").exists():
                 with suppress(FolderBusy), claimed_folder(cell.folder):
                     _clear_up(cell.folder)
-        except DamagedRun as problem:  # one run's damage is no reason to leave the others undone
+        except DamagedRun as problem:
             outcome.failed[cell.label] = problem
-    _check_shareable([config for _, config in waiting], together)
-    running = _Running(display, outcome, Limit(limit_seconds), together, keep, check)
-    try:
-        while waiting or running.active:
-            while waiting and len(running.active) < together and running.limit.allows_a_round():
-                running.begin(*waiting.popleft())
-            if not running.active:
-                break
-            for turns in list(running.active):
-                running.advance(turns)
-    finally:
-        for turns in running.active:
-            turns.close()
-    outcome.stopped += [cell.label for cell, _ in waiting]
-    return outcome
 
 
 def _check_shareable(configs: Sequence[Config], together: int) -> None:
@@ -186,77 +146,76 @@ def _check_shareable(configs: Sequence[Config], together: int) -> None:
         raise UserError("runs that share a process need the same compute settings; use --together 1")
 
 
-class _Running:
-    """The runs in progress, and what becomes of each."""
+def _life(
+    cell: Cell,
+    config: Config,
+    display: Display,
+    limit: Limit,
+    together: int,
+    keep: bool,
+    check: Callable[[Run], None],
+) -> Life:
+    """A run to its end or a stop, a step at a time and under its own random state; gives how it ended."""
+    watcher = display.started(cell, config)
+    refuse_foreign(cell.folder)
+    if is_finished(cell.folder):  # by another process, since the grid was listed
+        check_finished(cell, config)
+        return FINISHED
+    run = prepare_run(config, cell.folder, [watcher])
+    check(run)
+    began, saved = time.monotonic(), 0
 
-    def __init__(
-        self,
-        display: Display,
-        outcome: Outcome,
-        limit: Limit,
-        together: int,
-        keep: bool,
-        check: Callable[[Run], None] | None,
-    ):
-        self.display = display
-        self.check = check
-        self.outcome = outcome
-        self.limit = limit
-        self.together = together
-        self.keep = keep
-        self.active: list[Turns] = []
+    def round_ended(number: int) -> bool:
+        """Note how long a round takes; True where there is no time for another, so that this one is saved."""
+        nonlocal began, saved
+        now = time.monotonic()
+        limit.round_seconds, began = now - began, now
+        if 0 < number < config.train.rounds and not limit.allows_a_round():
+            saved = number
+        return saved > 0
 
-    def begin(self, cell: Cell, config: Config) -> None:
-        """Open or reopen a run."""
-        try:
-            watcher = self.display.started(cell, config)
-            refuse_foreign(cell.folder)
-            if is_finished(cell.folder):  # by another process, since the grid was listed
-                check_finished(cell, config)
-                self._finish(cell)
-                return
-            run = prepare_run(config, cell.folder, [watcher])
-            if self.check is not None:
-                self.check(run)
-            self.active.append(Turns(cell, run, self.limit, self.together, self.keep))
-        except Exception as problem:
-            self._fail(cell, problem)
+    run.after_round, run.tenancy = round_ended, lambda: _tenancy(cell, together, keep)
+    steps, random = run.steps(resume=True), torch.get_rng_state()
+    with closing(steps):
+        while not saved:
+            torch.set_rng_state(random)
+            try:
+                next(steps)
+            except StopIteration:
+                return FINISHED
+            random = torch.get_rng_state()
+            yield
+    return f"stopped after round {saved}"
 
-    def advance(self, turns: Turns) -> None:
-        """One step of one run, and what follows from it."""
-        try:
-            going = turns.step()
-        except FinishedElsewhere:
-            going = False
-        except FolderBusy:
-            self.active.remove(turns)
-            self.outcome.busy.append(turns.cell.label)
-            self.display.ended(turns.cell, "is left to another process, which is at it")
-            return
-        except Exception as problem:
-            self.active.remove(turns)
-            self._fail(turns.cell, problem)
-            return
-        if not going:
-            self.active.remove(turns)
-            self._finish(turns.cell)
-        elif turns.stopped_after is not None:
-            self._stop(turns)
 
-    def _finish(self, cell: Cell) -> None:
-        self.outcome.finished.append(cell.label)
-        self.display.ended(cell, "finished")
+def _advance(cell: Cell, life: Life, outcome: Outcome) -> str:
+    """One step of a run; gives how it ended, if it did, and notes it."""
+    try:
+        next(life)
+        return ""
+    except StopIteration as end:
+        how = end.value
+    except FinishedElsewhere:
+        how = FINISHED
+    except FolderBusy:
+        outcome.busy.append(cell.label)
+        return "is left to another process, which is at it"
+    except Exception as problem:
+        outcome.failed[cell.label] = problem
+        return f"failed: {problem}"
+    (outcome.finished if how == FINISHED else outcome.stopped).append(cell.label)
+    return how
 
-    def _stop(self, turns: Turns) -> None:
-        self.active.remove(turns)
-        turns.close()
-        self.outcome.stopped.append(turns.cell.label)
-        self.display.ended(turns.cell, f"stopped after round {turns.stopped_after}")
 
-    def _fail(self, cell: Cell, problem: Exception) -> None:
-        """One run's failure is no reason to leave the others undone."""
-        self.outcome.failed[cell.label] = problem
-        self.display.ended(cell, f"failed: {problem}")
+@contextmanager
+def _tenancy(cell: Cell, together: int, keep: bool) -> Iterator[None]:
+    """What only one process may do: look whether the run is finished, and clear up once it is."""
+    if is_finished(cell.folder):
+        raise FinishedElsewhere
+    _note_sharing(cell, together)
+    yield
+    if not keep:
+        _clear_up(cell.folder)
 
 
 def _clear_up(folder: Path) -> None:

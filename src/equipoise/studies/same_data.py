@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from equipoise.data import DataConfig
 from equipoise.methods import get_method
-from equipoise.report.events import Start
+from equipoise.report.log_lines import Start
 
 #: where images lie makes no difference to what they are
 PLACES = ("root", "store")

@@ -6,7 +6,7 @@ only task there is; ARCHITECTURE.md says what another, such as segmentation, wou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,22 +82,15 @@ class Classification(Task):
 
     def summary(self, counts: Counts) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()
-        total = max(int(confusion.sum()), 1)
-        auc = counts["auc"].numpy()
-        numbers: Mapping[str, Any] = metrics.from_confusion(confusion)
-        recall = numbers["recall"]
+        numbers = metrics.measure({name: value.numpy() for name, value in counts.items()})
+        recall = numbers.pop("recall")
         return {
-            "metrics": {
-                **{name: _number(value) for name, value in numbers.items() if name != "recall"},
-                "balanced_auc": float(auc[auc >= 0].mean()) if (auc >= 0).any() else None,
-                "ece": float(metrics.ece_from_bins(*counts["calibration"].numpy())),
-                "loss": float(counts["loss"].sum() / total),
-            },
+            "metrics": {name: _number(value) for name, value in numbers.items()},
             "recall": [_number(value) for value in recall],
             "confusion": confusion.tolist(),
             "n": int(confusion.sum()),
         }
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

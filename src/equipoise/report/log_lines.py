@@ -1,22 +1,21 @@
-"""The lines of a run's `events.jsonl` as typed values."""
+"""The lines of a run's `events.jsonl` as typed values; fields unknown to this version are ignored."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 View = Literal["global", "personal", "trained"]
-Confusion = list[list[float]]
-Metrics = dict[str, float | None]
 
 
-class Event(BaseModel):
-    """One line of `events.jsonl`; fields unknown to this version are ignored."""
+class Line(BaseModel):
+    """One line."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class SiteCounts(Event):
+class SiteCounts(Line):
     """How many images of each class a site holds, per part."""
 
     name: str
@@ -25,7 +24,7 @@ class SiteCounts(Event):
     test: list[int] = Field(default_factory=list)
 
 
-class Start(Event):
+class Start(Line):
     """What is known before the first round."""
 
     run: str
@@ -45,7 +44,7 @@ class Start(Event):
     model_bytes: int | None = None
 
 
-class SiteRound(Event):
+class SiteRound(Line):
     """What one site did in one round; `sent` and `received` are bytes, seen from the site."""
 
     loss: float | None = None
@@ -55,7 +54,7 @@ class SiteRound(Event):
     received: int = 0
 
 
-class Round(Event):
+class Round(Line):
     """A completed round; `missing` says why a site was left out of it, `entries` how many bytes a site sent of what."""
 
     round: int
@@ -66,30 +65,49 @@ class Round(Event):
     entries: dict[str, float] = Field(default_factory=dict)
 
 
-class Evaluation(Event):
-    """One model scored on one part of one site; `trained` is the site's model before communication."""
+class Score(Line):
+    """A model scored on one part of some images; `trained` is a site's model before communication."""
 
-    round: int
     part: str
     view: View
-    site: str
-    n: int = 0
-    metrics: Metrics
+    site: str | None = None
+    round: int | None = None
+    metrics: dict[str, float | None]
     recall: list[float | None] = Field(default_factory=list)
-    confusion: Confusion | None = None
 
 
-class SiteChoice(Event):
+class Evaluation(Score):
+    """One model scored at one site after a round."""
+
+    round: int
+    site: str
+
+
+class Final(Score):
+    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort.
+
+    There is no one `round` over sites that each chose their own. Where it is the mean over several `rounds`, that is
+    their number, `round` is the last of them, and cells of the confusion matrix may be fractions.
+    """
+
+    rule: str
+    rounds: int = 1
+    scope: Literal["site", "mean", "pooled", "cohort"]
+    confusion: list[list[float]] | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class SiteChoice(Line):
     """The round that one site chose by its own validation data."""
 
     round: int
     value: float | None = None
 
 
-class Selection(Event):
+class Selection(Line):
     """Which round was chosen, on validation data alone; `sites` where each site chose its own.
 
-    `missing` are places that did not measure the chosen round.
+    `missing` are sites that did not measure the chosen round.
     """
 
     rule: str
@@ -108,30 +126,14 @@ class Selection(Event):
     @property
     def score(self) -> float | None:
         """The validation score that the choice rests on; the mean over sites where each chose by its own."""
-        return mean([choice.value for choice in self.sites.values()]) if self.sites else self.value
+        known = [choice.value for choice in self.sites.values() if choice.value is not None]
+        return sum(known) / len(known) if known else self.value if not self.sites else None
 
 
-class Result(Event):
-    """One line of the results: a view scored at a site, as the mean over sites, pooled, or on a cohort.
-
-    There is no one `round` over sites that each chose their own. Where it is the mean over several `rounds`, that is
-    their number, `round` is the last of them, and cells of the confusion matrix may be fractions.
-    """
-
-    part: str
-    rule: str
-    round: int | None = None
-    rounds: int = 1
-    view: View
-    scope: Literal["site", "mean", "pooled", "cohort"]
-    site: str | None = None
-    metrics: Metrics
-    recall: list[float | None] = Field(default_factory=list)
-    confusion: Confusion | None = None
-    extra: dict[str, Any] = Field(default_factory=dict)
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the values that are known; None when none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+KINDS: dict[str, type[Line]] = {
+    "start": Start,
+    "round": Round,
+    "evaluation": Evaluation,
+    "selection": Selection,
+    "final": Final,
+}

@@ -1,0 +1,144 @@
+"""What there is to say of a run besides its scores: how its round was chosen, what it cost, who was left out."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from equipoise.metrics import METRICS
+from equipoise.report.log_lines import Selection
+from equipoise.report.record import RunRecord
+from equipoise.report.run_tables import COLUMNS, headline
+from equipoise.report.sheet import Sheet, sheet
+from equipoise.report.wording import UNKNOWN, duration, percent, ranges, traffic
+
+METRIC_TITLES = {metric.name: metric.title for metric in METRICS}
+
+
+def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
+    """The few numbers to see first, as (title, per cent, remark), of the view that sites are left with."""
+    rows = headline([run])
+    own = rows[rows["view"] == run.end_view]
+    rows = own if len(own) else rows
+    if not len(rows):
+        return []
+    means = rows[rows["scope"] == "mean"]
+    row = (means if len(means) else rows).iloc[0]
+    remark = f"{row['view']} view, {row['title']}{_of_how_many(run, row)}"
+    remark += "" if row["part"] == "test" else ", validation"
+    opening = {metric.name for metric in METRICS if metric.opens} | {"worst_site"}
+    at = f"{METRICS[0].title.lower()} at {row['worst']}"
+    return [
+        (column.title, percent(row[column.name]), at if column.name == "worst_site" else remark)
+        for column in COLUMNS
+        if column.name in opening and pd.notna(row[column.name])
+    ]
+
+
+def _of_how_many(run: RunRecord, row: pd.Series) -> str:
+    """How many sites a mean is of, where some with images of the part were lost."""
+    measured = ((run.results["scope"] == "site") & (run.results["view"] == row["view"])).sum()
+    holders = (run.images[row["part"]].loc[run.training_images.index].sum(axis=1) > 0).sum()
+    return f" ({measured} of {holders})" if row["scope"] == "mean" and measured < holders else ""
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------
+
+
+def model_size(run: RunRecord) -> str:
+    """The size of the model, a dash when unknown."""
+    return traffic(run.start.model_bytes) if run.start.model_bytes else UNKNOWN
+
+
+def work_by_site(run: RunRecord) -> Sheet:
+    """Work and traffic per site: means over the rounds it took part in, and the sum."""
+    by_site = run.work.groupby("site", sort=False)
+    means = by_site.mean(numeric_only=True)
+    total = by_site["sent"].sum() + by_site["received"].sum()
+    return sheet(
+        "Work and traffic by site: means over the rounds in which the site took part, and the sum over the run.",
+        {"Site": means.index},
+        {
+            "Rounds": by_site.size().map(str),
+            "Images per round": means["examples"].map("{:,.0f}".format),
+            "Seconds per round": means["seconds"].map("{:.2f}".format),
+            "Sent per round": means["sent"].map(traffic),
+            "Received per round": means["received"].map(traffic),
+            "Traffic in all": total.map(traffic),
+        },
+    )
+
+
+def costs(run: RunRecord) -> dict[str, str]:
+    """What a run cost in all and per round, where traffic is the mean over sites."""
+    seconds = sum(finished.seconds for finished in run.rounds)
+    sent, received = (run.work[way].mean() if len(run.work) else 0.0 for way in ("sent", "received"))
+    return {
+        "Parameters": f"{run.start.parameters:,}" if run.start.parameters else UNKNOWN,
+        "Model": model_size(run),
+        "Rounds": str(run.last_round),
+        "Time": duration(seconds),
+        "Time per round": duration(seconds / max(len(run.rounds), 1)),
+        "Sent per round": traffic(sent),
+        "Received per round": traffic(received),
+        "Traffic in all": traffic(int((run.work["sent"] + run.work["received"]).sum())),
+    }
+
+
+def left_out(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Sites that were left out, as (site, rounds, why)."""
+    absences: dict[tuple[str, str], list[int]] = {}
+    for number, absence in ((finished.round, each) for finished in run.rounds for each in finished.missing.items()):
+        absences.setdefault(absence, []).append(number)
+    return [(site, ranges(numbers), why) for (site, why), numbers in absences.items()]
+
+
+# ---- how the round was chosen ----------------------------------------------------------------------------------
+
+
+def selection_note(run: RunRecord) -> str:
+    """How the reported round was chosen, in a sentence to print under a table."""
+    if not len(run.finals):
+        return f"{_why_no_test_results(run)}: these are the validation scores of {_rounds_shown(run)}."
+    tested = {*run.finals["site"][run.finals["scope"] == "site"]}
+    rules = {*run.finals["rule"]}
+    chosen = [_selection_sentence(selection, tested) for selection in run.selections if selection.rule in rules]
+    first = run.finals.iloc[0]
+    chosen = chosen or [f"Rule {first['rule']}, round {first['round']}"]
+    return f"{'. '.join(chosen)}. Test data took no part in the choice."
+
+
+def _why_no_test_results(run: RunRecord) -> str:
+    if not run.finished:
+        return "No test results yet"
+    return "The test data was not measured" if run.images["test"].any(axis=None) else "There is no test data"
+
+
+def _rounds_shown(run: RunRecord) -> str:
+    if run.selection and run.selection.sites:
+        return "the rounds that sites chose"
+    shown = run.results["round"].max() if len(run.results) else 0
+    averaged = run.selection and run.selection.rule == "mean_last"
+    return f"the last rounds up to {shown}, averaged" if averaged else f"round {shown}"
+
+
+def _selection_sentence(selection: Selection, tested: set[str]) -> str:
+    title = METRIC_TITLES.get(selection.metric, selection.metric).lower()
+    value = f"{title} ({selection.view} view), {percent(selection.score)} %"
+    if selection.sites:
+        rounds = ", ".join(f"{site} {choice.round}" for site, choice in selection.sites.items())
+        others = f"; the others {selection.round}" if tested - selection.sites.keys() else ""
+        return f"For each site the round that is best by its own validation {value} on average: {rounds}{others}"
+    if selection.missing:
+        value += f" (not measured at {', '.join(selection.missing)})"
+    match selection.rule:
+        case "mean_last" if selection.value is None:
+            return f"No validation data: the mean over the last rounds up to {selection.round}"
+        case _ if selection.value is None:
+            return f"No validation data: the last round, {selection.round}"
+        case "best":
+            return f"Selected round {selection.round}, the best by validation {value}"
+        case "last":
+            return f"The last round, {selection.round}; its validation {value}"
+        case "mean_last":
+            return f"Mean over the last rounds up to {selection.round}, of which the last has validation {value}"
+    return f"Rule {selection.rule}: round {selection.round}, validation {value}"

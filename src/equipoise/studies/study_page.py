@@ -1,0 +1,144 @@
+"""The report of a study as one page: tables, tests, figures and what a reader has to know besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from equipoise.core.version import __version__
+from equipoise.report.page import page, svgs
+from equipoise.report.plotting import style
+from equipoise.report.run_facts import METRIC_TITLES
+from equipoise.report.run_figures import federation_bubbles, sites_shown
+from equipoise.report.sheet import Sheet, sheet
+from equipoise.report.wording import UNKNOWN, duration
+from equipoise.studies import remarks
+from equipoise.studies import study_figures as figures
+from equipoise.studies.grid import listed
+from equipoise.studies.results import StudyResults
+from equipoise.studies.row_cost import shared_times
+from equipoise.studies.rows import RowResult, federation_of
+from equipoise.studies.score_tables import tables_of, tables_to_come
+from equipoise.studies.side_tables import side_tables
+
+#: by scope, whose learning is drawn
+MODELS_DRAWN = {
+    "sites": "personal models where a method has them, else the global one",
+    "trained": "models right after local training, where a method has such",
+    "common": "the global model, where a method has one",
+}
+
+
+def render(results: StudyResults) -> str:
+    """The HTML text of the report."""
+    with style():
+        sections = [_section(results, f"data{place}", data) for place, data in enumerate(results.data_names, start=1)]
+        drawn = svgs("", {"ranks": figures.rank_plot(results), "over-data": figures.over_data(results)})
+    return page(
+        "study.html",
+        Path(__file__).parent,
+        results=results,
+        titles=METRIC_TITLES,
+        models_drawn=MODELS_DRAWN[results.study.scope],
+        dropped=figures.retrogress_metric(results),
+        lacking=remarks.runs_lacking(results),
+        later=remarks.later(results),
+        not_run=remarks.not_run(results),
+        to_come=tables_to_come(results),
+        warnings=remarks.warnings(results.rows),
+        seconds=sum(run.record.seconds or 0.0 for run in results.runs),
+        together=max((run.together for run in results.runs), default=1),
+        sections=sections,
+        over={"id": "", "svgs": drawn},
+        listed=listed,
+        ranks_caption=_ranks_caption(results),
+        runs=_runs(results),
+        version=__version__,
+    )
+
+
+def _runs(results: StudyResults) -> Sheet:
+    """Every finished run."""
+    primary = results.study.primary
+    found = [(row.values(primary, by_site=False).get(run.cell.seed), run) for row in results.rows for run in row.runs]
+    names = {"Run": [run.cell.label for _, run in found], "Method": [run.cell.row.method for _, run in found]}
+    columns = {
+        "Seed": [str(run.cell.seed) for _, run in found],
+        "Rounds": [str(run.record.last_round) for _, run in found],
+        "Reported round": [str(run.record.selected_round or "by site") for _, run in found],
+        METRIC_TITLES[primary]: [UNKNOWN if score is None else f"{score:.2f}" for score, _ in found],
+        "Time": [duration(run.record.seconds or 0.0) for _, run in found],
+    }
+    return sheet("Every finished run.", names, columns)
+
+
+def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
+    """Everything about one data set."""
+    rows, tables = results.of(data), tables_of(results, data)
+    federation = federation_of(rows)
+    drawn = {
+        "scores": figures.scores(results, rows),
+        "learning": figures.learning(results, rows),
+        "recall": figures.rare_classes(rows),
+        "retrogress": figures.retrogress_panels(results, rows),
+        "cost": figures.cost(rows),
+        "federation": federation_bubbles(federation) if federation else None,
+    }
+    return {
+        "id": id,
+        "title": data or "Results",
+        "tables": [(table.sheet_on_page(), table.tests_sheet() if table.comparisons else None) for table in tables],
+        "sides": side_tables(results, data),
+        "svgs": svgs(f"{id}-", drawn),
+        "undrawn": _undrawn(rows),
+        "told": _told(rows)
+        | {
+            "seed": federation.start.config.get("seed") if federation else "",
+            "sites_shown": sites_shown(federation) if federation else "",
+        },
+    }
+
+
+def _told(rows: Sequence[RowResult]) -> dict[str, Any]:
+    """What captions of figures depend on."""
+    spreads = [score for row in rows for score in row.scores.values()]
+    recalls = [score for row in rows for score in row.recall.values()]
+    return {
+        "spread": any(score.std is not None for score in spreads),
+        "hollow": any(score.std is None for score in spreads),
+        "hollow_recall": any(score.std is None for score in recalls),
+        "paper": any(row.row.paper for row in rows),
+        "many_classes": len({name for row in rows for name in row.recall}) > figures.MOST_CLASSES,
+        "common": all(run.on_common_set for row in rows for run in row.runs),
+        "dotted": any(figures.first_eligible(row) > 1 for row in rows),
+        "others": [r.row.name for r in rows if any(figures.curve_view(run, r) != r.view for run in r.runs)],
+        "shared_times": " ".join(shared_times(rows)),
+    }
+
+
+def _undrawn(rows: Sequence[RowResult]) -> str:
+    """Why the curves of retrogress are missing; nothing where they are not."""
+    runs = [run.record for row in rows for run in row.runs]
+    scored = (run.evaluations for run in runs)
+    if not runs or any(((each["view"] == "trained") & (each["part"] == "valid")).any() for each in scored):
+        return ""
+    why = ""
+    if not any(run.start.config["evaluation"].get("trained", True) for run in runs):
+        why = " (evaluation.trained = false)"
+    elif not any(run.images["valid"].loc[run.training_images.index].any(axis=None) for run in runs):
+        why = ", for the sites have no validation images of their own"
+    return f"No curves of retrogress: models were not scored right after local training{why}."
+
+
+def _ranks_caption(results: StudyResults) -> str:
+    text = f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds"
+    if any(row.runs and row.pooled for row in results.rows):
+        text += ", pooled training apart"
+    if results.ranked_over == "common set":
+        text += ", on the one common set: ranks are the order of these means"
+    else:
+        text += f": a light dot for each {results.ranked_over}, a dark one for their mean"
+    lacking = results.ranking.lacking.items()
+    without = "; ".join(f"without {name}, which lacks {', '.join(blocks)}" for name, blocks in lacking)
+    return f"{text}; {without}." if without else f"{text}."
