@@ -170,7 +170,7 @@ class Run:
             "start",
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             run=self.config.run_name,
-            method=self.config.method,
+            method=self.config.composition,
             version=__version__,
             device=self.setting.device.type,
             config=self.config.model_dump(mode="json"),
