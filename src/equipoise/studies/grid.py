@@ -28,6 +28,11 @@ class Cell:
     folder: Path
 
     @property
+    def data_name(self) -> str:
+        """The data set's name; empty where the study has no list of them."""
+        return self.data.name if self.data else ""
+
+    @property
     def label(self) -> str:
         """The run in words."""
         return f"{self.data.name}: {self.folder.name}" if self.data else self.folder.name

@@ -34,34 +34,25 @@ def _absences(record: RunRecord) -> list[str]:
     return [f"{site} {LEFT_OUT} {rounds}: {why}" for site, rounds, why in left_out(record)]
 
 
-def _seeds(results: StudyResults) -> dict[tuple[str, str], set[int]]:
-    """The seeds that the file plans for each data set and row, without what it keeps for the full grid."""
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for cell in grid(results.study, results.folder):
-        seeds.setdefault((cell.data.name if cell.data else "", cell.row.name), set()).add(cell.seed)
-    return seeds
-
-
 def not_run(results: StudyResults) -> list[str]:
     """What the first wave lacks: rows without a finished run, and seeds of others, less the runs already begun."""
-    seeds, found = _seeds(results), []
+    begun = {run.cell.label for run in results.runs} | {*results.unfinished, *results.damaged}
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for cell in grid(results.study, results.folder):
+        if cell.label not in begun:
+            seeds.setdefault((cell.data_name, cell.row.name), []).append(cell.seed)
+    found = []
     for row in results.rows:
-        planned = seeds.get((row.data, row.row.name), set())
-        named = {*results.unfinished, *results.damaged}
-        begun = {seed for seed in planned if f"{row.full_name}-seed{seed}" in named}
-        open_seeds = sorted(planned - begun - {run.cell.seed for run in row.runs})
-        if planned and not row.runs and open_seeds:
-            found.append(row.full_name)
-        elif open_seeds:
-            kind = "seed" if len(open_seeds) == 1 else "seeds"
-            found.append(f"{row.full_name} ({kind} {', '.join(map(str, open_seeds))})")
+        own = sorted(seeds.get((row.data, row.row.name), ()))
+        named = f" ({'seed' if len(own) == 1 else 'seeds'} {', '.join(map(str, own))})" if row.runs else ""
+        found += [f"{row.full_name}{named}"] if own else []
     return found
 
 
 def later(results: StudyResults) -> list[str]:
     """Rows that the file keeps for the full grid and that have no run."""
-    seeds = _seeds(results)
-    return [row.full_name for row in results.rows if not row.runs and (row.data, row.row.name) not in seeds]
+    first = {(cell.data_name, cell.row.name) for cell in grid(results.study, results.folder)}
+    return [row.full_name for row in results.rows if not row.runs and (row.data, row.row.name) not in first]
 
 
 def runs_lacking(results: StudyResults) -> int:

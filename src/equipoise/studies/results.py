@@ -164,8 +164,7 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
             if not is_finished(cell.folder):
                 unfinished.append(cell.label)
                 continue
-            key = (cell.data.name if cell.data else "", cell.row.name)
-            finished.setdefault(key, []).append(_read(cell, study.part))
+            finished.setdefault((cell.data_name, cell.row.name), []).append(_read(cell, study.part))
         except DamagedRun as problem:
             damaged[cell.label] = problem
     if study.scope == "common":

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from equipoise.core.errors import UserError
 from equipoise.nets import NetConfig, build_net
 from equipoise.report.wording import UNKNOWN, duration, traffic
-from equipoise.statistics import Spread
 from equipoise.studies.grid import listed
 
 if TYPE_CHECKING:
@@ -78,25 +77,16 @@ def _measure(net_json: str, classes: int, channels: int, size: int) -> NetCost:
 
 
 def row_cost(row: RowResult, beside: Sequence[RowResult]) -> dict[str, Any]:
-    """Size, operations, traffic and time of a row, and the last two relative to FedAvg's, if there is such a row.
+    """What a row costs, and time and traffic relative to FedAvg's, if there is such a row.
 
     Runs that share a device wait for each other: their times do not compare methods.
     """
-    base, net = base_line(beside), row.runs[0].cost
-    alone = base and base.together == row.together == 1
-    return {
-        "parameters": net.parameters if net else row.runs[0].record.start.parameters,
-        "model_bytes": net.model_bytes if net else None,
-        "flops_per_image": net.flops if net else None,
-        "sent_per_round": row.traffic("sent"),
-        "sent_by_entry": row.sent_by_entry,
-        "received_per_round": row.traffic("received"),
-        "seconds_per_round": _mean(row.seconds),
-        "seconds": _mean(row.duration),
-        "together": row.together,
-        "relative_seconds": _ratio(_mean(row.seconds), _mean(base.seconds)) if base and alone else None,
-        "relative_traffic": _ratio(_both_ways(row), _both_ways(base)) if base and not row.pooled else None,
-    }
+    base = base_line(beside)
+    own, other = row.cost, base.cost if base else {}
+    alone = other.get("together") == own["together"] == 1
+    moved = None if row.pooled or not base else _ratio(_both_ways(own), _both_ways(other))
+    seconds = _ratio(own["seconds_per_round"], other["seconds_per_round"]) if alone else None
+    return own | {"relative_seconds": seconds, "relative_traffic": moved}
 
 
 def base_line(rows: Sequence[RowResult]) -> RowResult | None:
@@ -104,16 +94,12 @@ def base_line(rows: Sequence[RowResult]) -> RowResult | None:
     return next((row for row in rows if row.row.method == "fedavg" and row.runs), None)
 
 
-def _both_ways(row: RowResult) -> float:
-    return sum(row.traffic(way) or 0 for way in ("sent", "received"))
+def _both_ways(cost: Mapping[str, Any]) -> float:
+    return (cost["sent_per_round"] or 0) + (cost["received_per_round"] or 0)
 
 
-def _mean(value: Spread | None) -> float | None:
-    return value.mean if value else None
-
-
-def _ratio(own: float | None, base: float | None) -> float | None:
-    return own / base if own is not None and base else None
+def _ratio(own: float, base: float) -> float | None:
+    return own / base if base else None
 
 
 def cost_cells(row: RowResult, beside: Sequence[RowResult]) -> list[str]:
@@ -147,9 +133,10 @@ def _sent_entries(rows: Sequence[RowResult]) -> list[str]:
     """What makes up the traffic of rows that send more than one thing of some size."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        told = [f"{entry} {traffic(size)}" for entry, size in row.sent_by_entry.items() if size > 8]  # no mere count
+        sizes = row.cost["sent_by_entry"].items()
+        told = [f"{entry} {traffic(size)}" for entry, size in sizes if size > 8]  # no mere count
         if len(told) > 1:
             found.setdefault(", ".join(told), []).append(row.row.name)
-    unknown = [row.row.name for row in rows if row.traffic("sent") and not row.pooled and not row.sent_by_entry]
+    unknown = [row.row.name for row in rows if row.cost["sent_per_round"] and not row.cost["sent_by_entry"]]
     told = [f"Sent by {listed(names)}: {parts}." for parts, names in found.items()]
     return [*told, f"Parts not recorded: {listed(unknown)}."] if told and unknown else told

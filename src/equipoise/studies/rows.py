@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from equipoise.engine.events import first_event
@@ -162,28 +164,28 @@ class RowResult:
         chosen = [selection.score for run in self.runs if (selection := run.record.selection)]
         return spread(None if value is None else 100 * value for value in chosen)
 
-    # ---- costs ---------------------------------------------------------------------------------
-
     @cached_property
-    def seconds(self) -> Spread | None:
-        """Clock time of a round without evaluation, over seeds."""
-        return spread(sum(r.seconds for r in run.record.rounds) / len(run.record.rounds) for run in self.runs)
+    def cost(self) -> dict[str, Any]:
+        """Size and operations of its net, traffic of a site and clock time of a round, means over seeds; None: unknown.
 
-    @cached_property
-    def duration(self) -> Spread | None:
-        """Clock time of a whole run, over seeds."""
-        return spread(run.record.seconds for run in self.runs)
-
-    def traffic(self, direction: str) -> float | None:
-        """Bytes that a site has `sent` or `received` in a round, on average; None without sites."""
-        work = [] if self.pooled else [run.record.work[direction] for run in self.runs]
-        return float(pd.concat(work).mean()) if sum(map(len, work)) else None
-
-    @cached_property
-    def sent_by_entry(self) -> dict[str, float]:
-        """Bytes of each entry of a site's replies in a round, on average; empty for runs that did not tell."""
-        rounds = [finished.entries for run in self.runs for finished in run.record.rounds if finished.entries]
-        return {} if self.pooled else pd.DataFrame(rounds).fillna(0.0).mean().to_dict()
+        Parts of the traffic are not known of all runs. A round's time is without its evaluation.
+        """
+        records = [run.record for run in self.runs]
+        net, moved = self.runs[0].cost, pd.concat([record.work[["sent", "received"]] for record in records])
+        moved = {} if self.pooled or moved.empty else moved.mean().to_dict()
+        rounds = [done.entries for record in records for done in record.rounds if done.entries and not self.pooled]
+        seconds = [sum(done.seconds for done in record.rounds) / len(record.rounds) for record in records]
+        return {
+            "parameters": net.parameters if net else records[0].start.parameters,
+            "model_bytes": net.model_bytes if net else None,
+            "flops_per_image": net.flops if net else None,
+            "sent_per_round": moved.get("sent"),
+            "sent_by_entry": pd.DataFrame(rounds).fillna(0.0).mean().to_dict(),
+            "received_per_round": moved.get("received"),
+            "seconds_per_round": float(np.mean(seconds)),
+            "seconds": float(np.mean([record.seconds for record in records])),
+            "together": self.together,
+        }
 
 
 def federation_of(rows: Iterable[RowResult]) -> RunRecord | None:

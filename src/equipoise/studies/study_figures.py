@@ -240,10 +240,10 @@ def cost(rows: Sequence[RowResult]) -> Figure | None:
     shared = any(row.together > 1 for row in rows)
     figure, (clock, wire) = _by_row(rows, 2)
     places = np.arange(len(rows))
-    seconds = [row.seconds.mean if row.seconds else 0 for row in rows]
+    seconds = [row.cost["seconds_per_round"] for row in rows]
     clock.barh(places, seconds, 0.6, color=plot.FAINT if shared else plot.ACCENT)
     clock.set(title="Time on a shared device" if shared else "Time", xlabel="Seconds per round")
-    sent, received = (np.array([row.traffic(way) or 0.0 for row in rows]) for way in ("sent", "received"))
+    sent, received = (np.array([row.cost[f"{way}_per_round"] or 0.0 for row in rows]) for way in ("sent", "received"))
     most = max(sent.max(), received.max())
     divisor, unit = byte_unit(most)
     wire.barh(places - 0.18, sent / divisor, 0.34, color=plot.ACCENT, label="sent by a site")

@@ -196,7 +196,7 @@ def write_database(results: StudyResults, path: Path) -> None:
 def _tables(study: str, run: RunResult) -> dict[str, pd.DataFrame]:
     """The lines of a run by table."""
     record, cell = run.record, run.cell
-    of: dict[str, Any] = {"run": cell.label, "data": cell.data.name if cell.data else "", "row": cell.row.name}
+    of: dict[str, Any] = {"run": cell.label, "data": cell.data_name, "row": cell.row.name}
     of |= {"method": cell.row.method, "seed": cell.seed}
     facts = {
         "rounds": record.last_round,
