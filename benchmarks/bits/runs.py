@@ -13,12 +13,14 @@ from uuid import uuid4
 from bits.cases import Case
 from bits.compare import count, differences
 from bits.continued import cut
-from bits.sides import Side
+from bits.sides import Killed, Side
 
 #: the exit status of a command line that Equipoise refuses; it has then written nothing
 REFUSED = 2
 #: beyond these, differences of one run are counted, not shown
 SHOWN = 12
+#: how often a case is begun whose process ends
+ATTEMPTS = 3
 
 
 @dataclass
@@ -107,6 +109,19 @@ class Runs:
             yield from threads.map(self.case, cases)
 
     def case(self, case: Case) -> Found:
+        """One case in all ways; it is begun anew where something ends its process."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self.once(case)
+            except Killed as problem:
+                said = str(problem)
+            finally:
+                shutil.rmtree(self.place(case, ""), ignore_errors=True)
+        found = Found()
+        found.note(case.name, [said])
+        return found
+
+    def once(self, case: Case) -> Found:
         """One case in all ways."""
         found, status = Found(), self.reference.status(case)
         if status == REFUSED and not self.reference.failed(case):
@@ -120,7 +135,6 @@ class Runs:
                 found.note(f"{case.name} [old]", ["no tensor is where the comparison looks for them"])
             for way in self.ways:
                 found.note(f"{case.name} [{way}]", list(self.way(case, way)), tensors)
-        shutil.rmtree(self.place(case, ""), ignore_errors=True)
         return found
 
     def place(self, case: Case, way: str) -> Path:

@@ -24,12 +24,13 @@ WORKER = Path(__file__).with_name("worker.py")
 #: one thread a process, as the engine's workers have; a wide terminal without colours cuts no table
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb"}
 
-#: how often a job is begun whose process ends without an answer, and the status of one that never gets any
-ATTEMPTS, KILLED = 2, 137
-
 
 class Failed(Exception):
     """The comparison itself cannot go on."""
+
+
+class Killed(Failed):
+    """A process ended without an answer: from outside, or by a crash that leaves no trace."""
 
 
 def git(repository: Path, *arguments: str) -> bytes:
@@ -146,17 +147,12 @@ class Side:
         return self._threads.submit(self._perform, job)
 
     def _perform(self, job: dict[str, Any]) -> tuple[int, str]:
-        """The answer to a job; a process that is killed costs one attempt."""
-        for _ in range(ATTEMPTS):
-            process = self._idle()
-            answer = process.ask(job)
-            if answer is not None:
-                self._free.put(process)
-                return answer
-        return (
-            KILLED,
-            f"processes of this commit end during the job; their last words:\n{self._log.read_text()[-2000:]}",
-        )
+        process = self._idle()
+        answer = process.ask(job)
+        if answer is None:  # another process does the next job
+            raise Killed(f"{self.source.title}: a process ended during {job}: {self._log.read_text()[-2000:]}")
+        self._free.put(process)
+        return answer
 
     def _idle(self) -> Process:
         """A process that has nothing to do; there are never more than threads that ask for one."""
