@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
-from equipoise.report.comparison import class_recall, overlaid_learning
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.run_comparison import class_recall, overlaid_learning
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
 from equipoise.report.wording import duration, percent, ranges, traffic

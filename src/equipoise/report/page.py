@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
-from equipoise.report import comparison, run_figures
+from equipoise.report import run_comparison as comparison
+from equipoise.report import run_figures
 from equipoise.report.curves import retrogress
 from equipoise.report.plotting import style, to_svg
 from equipoise.report.record import RunRecord, read_run

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
 from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, Start
-from equipoise.report.validation import validation_scores
+from equipoise.report.validation_scores import validation_scores
 
 #: what the lines of a frame of scores tell besides the metrics
 TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
