@@ -58,7 +58,7 @@ def test_the_picture_in_the_tour_is_drawn_from_the_code():
 
 def test_the_words_and_numbers_of_a_report_need_no_figures():
     drawing = {"report.run_figures", "report.plotting", "report.run_comparison", "report.page", "report"}
-    for name in (
+    files = (
         "log_lines",
         "record",
         "validation_scores",
@@ -68,7 +68,8 @@ def test_the_words_and_numbers_of_a_report_need_no_figures():
         "latex",
         "curves",
         "wording",
-    ):
+    )
+    for name in files:
         path = SOURCE / "report" / f"{name}.py"
         assert not drawing & set(imported(path)) and "matplotlib" not in path.read_text(encoding="utf-8"), path.name
 
