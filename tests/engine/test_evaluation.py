@@ -158,3 +158,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_scores(tmp_path, where):
     run_tiny(halted, "fedetf", *settings, resume=True)
     for kind in ("evaluation", "selection", "final"):
         assert events(straight, kind) == events(halted, kind)
+
+
+@pytest.mark.parametrize(("method", "adapts"), [("prr", False), ("fedbn", False), ("fedbabu", True)])
+def test_components_make_no_method_fine_tune(method, adapts):
+    config = tiny_config(method, "components=['prox']")
+    assert get_method(method).client_class(config).adapts() == adapts

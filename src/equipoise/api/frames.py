@@ -76,7 +76,7 @@ def measured(classes: Sequence[str], columns: dict[str, np.ndarray]) -> pd.DataF
         rows.append({"view": view, "scope": "site", "site": site, "place": place, "split": split} | summary)
     for (split, view), chosen in groups_of(columns, "split", "view"):
         summary = _summary(task, columns, chosen)
-        rows.append({"view": view, "scope": "pooled", "site": None, "place": None, "split": split} | summary)
+        rows.append({"view": view, "scope": "pooled", "site": "", "place": "", "split": split} | summary)
     return _frame(rows, ["view", "scope", "site", "place", "split", "n"])
 
 

@@ -78,7 +78,7 @@ def evaluate(
         return
     rows = [
         (
-            row["site"] if isinstance(row["site"], str) else "all",
+            row["site"] or "all",
             *(row[name] for name in ("view", "split", "n")),
             *("-" if row[name] != row[name] else f"{100 * row[name]:.1f}" for name in SHOWN),
         )

@@ -245,6 +245,8 @@ class _OwnEntries(Mapping[str, Any]):
 class ComposedClient(Composed, Client):
     """The client of a method, with components at its hooks."""
 
+    #: the client of the method itself
+    method_client: ClassVar[type[Client]]
     #: the method's: the net that trains, the one that travels, and which of its entries do
     net: Any
     carrier: Any
@@ -272,7 +274,7 @@ class ComposedClient(Composed, Client):
 
     @classmethod
     def adapts(cls) -> bool:
-        return super().adapts() or any(component.adapts for component in cls.composition)
+        return cls.method_client.adapts() or any(component.adapts for component in cls.composition)
 
     def holders(self) -> list[Any]:
         return [self, *self.sides.values()]
@@ -355,7 +357,7 @@ class ComposedClient(Composed, Client):
         return found
 
     def adapt(self) -> Generator[Work, Any, None]:
-        if super().adapts():
+        if self.method_client.adapts():
             for side in self.sides.values():
                 yield from side.begin_adapting()
         yield from super().adapt()
@@ -498,6 +500,7 @@ def composed_client(
         "__doc__": client.__doc__,
         "composition": tuple(components),
         "names": called,
+        "method_client": client,
         "discloses": _sheet(client, components, called),
         "views": views,
     }

@@ -54,7 +54,8 @@ class Predictor(nn.Module):
         called: set[nn.Module] = set()
         with register_module_forward_hook(lambda module, inputs, output: called.add(module)), torch.no_grad():
             self(torch.zeros(1, self.channels, self.size, self.size, dtype=torch.uint8))
-        return [module for module in modules if not called.isdisjoint(module.modules())]
+        # The net that trains and the one that travels may be one.
+        return [module for module in dict.fromkeys(modules) if not called.isdisjoint(module.modules())]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Probabilities (n, classes) of pixels (n, channels, size, size)."""
