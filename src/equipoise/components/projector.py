@@ -75,7 +75,7 @@ class Projector(SecondView):
     relu: bool = Field(False, description="a ReLU between the projector's two layers (released: none)")
 
     def needs(self) -> AbstractSet[str]:
-        return {"plain forward", "model", "one training ask"}
+        return {"plain forward", "model", "one loss", "one training ask"}
 
     def gives(self) -> AbstractSet[str]:
         return {"second view", "projections"}

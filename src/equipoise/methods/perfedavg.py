@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -32,6 +32,9 @@ class Options(MethodOptions):
     where a net has kinks (ReLU, maxima) between the two points, differences of gradients say little of the Hessian, and
     may be further from `exact` than `fo`, which is cheapest and leaves the Hessian out.
     """
+
+    #: a step takes three batches
+    at_little_cost: ClassVar[tuple[str, ...]] = ("train.batch_size=4",)
 
     alpha: float = Field(
         0.01, ge=0, description="step size of the adaptation, the same in every round; 0: none, FedAvg"
