@@ -16,6 +16,7 @@ import numpy as np
 
 from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
+from equipoise.studies.archive import unpack
 
 #: a class takes part in a round with at least this share of its training images
 SHARE = 0.5
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("study", type=Path, help="folder of a study whose runs have a common validation set")
     parser.add_argument("--first", type=int, default=11, help="the first round that counts")
     arguments = parser.parse_args()
-    runs = [read_run(folder) for folder in sorted((arguments.study / "runs").iterdir())]
+    runs = [read_run(folder) for folder in sorted(unpack(arguments.study).iterdir())]
     content = {"notes": NOTES, "first_round": arguments.first, "runs": [holders(run, arguments.first) for run in runs]}
     write_text(arguments.study / "controls.json", json.dumps(content, indent=1) + "\n")
 

@@ -22,6 +22,7 @@ from scipy.stats import t as student
 
 from equipoise.metrics import METRICS, from_confusion
 from equipoise.report import RunRecord, read_run
+from equipoise.studies.archive import unpack
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -31,7 +32,7 @@ TITLES = {metric.name: metric.title for metric in METRICS}
 
 
 class Study:
-    """A study's `summary.json`, all in per cent, and the logs of its runs where they are kept."""
+    """A study's `summary.json`, all in per cent, and the logs of its runs where these are kept."""
 
     def __init__(self, name: str):
         self.folder = RESULTS / name
@@ -81,7 +82,7 @@ class Study:
     def runs(self) -> dict[str, dict[int, RunRecord]]:
         """The runs by row and seed."""
         found: dict[str, dict[int, RunRecord]] = {}
-        for folder in sorted((self.folder / "runs").iterdir()):
+        for folder in sorted(unpack(self.folder).iterdir()):
             row, _, seed = folder.name.rpartition("-seed")
             found.setdefault(row, {})[int(seed)] = read_run(folder)
         return found

@@ -17,6 +17,7 @@ import numpy as np
 
 from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
+from equipoise.studies.archive import unpack
 
 #: besides precision
 METRICS = ["accuracy", "accuracy", "macro_f1", "balanced_auc"]
@@ -43,7 +44,7 @@ def rounds(run: RunRecord) -> dict[str, Any]:
 
 def main(study: Path) -> None:
     """Write the figures of every finished run of a study."""
-    runs = [read_run(folder.parent) for folder in sorted(study.glob("runs/*/events.jsonl"))]
+    runs = [read_run(folder.parent) for folder in sorted(unpack(study).glob("*/events.jsonl"))]
     found = {"notes": ["python benchmarks/released_rule.py; validation images"], "runs": [rounds(run) for run in runs]}
     write_text(study / "released_rule.json", json.dumps(found, indent=1) + "\n")
 

@@ -1,7 +1,9 @@
 """How tests compare numbers: against golden values at 2e-5 relative, and gradients beside values."""
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,3 +26,19 @@ def assert_golden(function: Callable[[Tensor], Tensor], argument: Tensor, value:
     """The function has this value and this gradient at the argument."""
     assert_close(function(argument), value)
     assert_close(gradient(function, argument), slope)
+
+
+def assert_alike(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    """Nested values are equal; numbers differ by a small share of themselves at most."""
+    if isinstance(expected, dict):
+        assert isinstance(found, dict) and found.keys() == expected.keys()
+        for key in expected:
+            assert_alike(found[key], expected[key], tolerance)
+    elif isinstance(expected, list):
+        assert isinstance(found, list)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other, tolerance)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=tolerance, nan_ok=True)
+    else:
+        assert found == expected

@@ -15,6 +15,7 @@ from equipoise.metrics import METRICS
 from equipoise.report.record import read_run
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.statistics import Ranking, ranking
+from equipoise.studies.archive import unpack
 from equipoise.studies.checks import REMEDY, DamagedRun, check_log, is_finished
 from equipoise.studies.grid import Cell, cell_config, deviations, known_cells, listed, no_common_set, strangers
 from equipoise.studies.rows import RowResult, RunResult, holders
@@ -155,6 +156,7 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
     Raises:
         UserError: when the study is of a common set, and a run has none
     """
+    unpack(folder)
     finished: dict[tuple[str, str], list[RunResult]] = {}
     unfinished: list[str] = []
     damaged: dict[str, Exception] = {}
