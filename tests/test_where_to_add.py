@@ -87,9 +87,10 @@ def test_a_partition_that_nobody_can_draw_is_refused(add_source):
         sources.load("new")
 
 
-def test_every_source_lists_its_images_but_the_phantom_which_draws_them():
+def test_every_source_lists_its_images_but_drawn_and_packed_ones():
     listed = {name for name in sources.known() if hasattr(sources._module(name), "listing")}
-    assert sources.known().keys() - listed == set(sources.DRAWN_SOURCES) == {"phantom"}
+    assert sources.known().keys() - listed == {"phantom", "arrays"}
+    assert [name for name in sources.known() if sources.is_drawn(name)] == ["phantom"]
 
 
 # ---- metrics and tasks -----------------------------------------------------------------------------------------

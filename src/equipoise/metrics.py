@@ -208,15 +208,15 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     """(C,) exact one-against-the-rest area under the ROC curve of each class; nan where there is no curve.
 
     Labels (n,), probabilities (n, C). A class that is absent, the only one present, or scored with nan by a
-    model that diverged, has no curve. The area is the share of pairs, one of the class and one of the rest, that
-    the scores put in order (Mann and Whitney, 1947), which follows from the ranks of all scores at once.
+    model that diverged, has no curve.
     """
     scores, true = _scored(labels, probabilities)
-    own = _ranks(scores)[np.arange(len(true)), true]
-    present, inside = (np.bincount(true, weights, minlength=scores.shape[1]) for weights in (None, own))
-    pairs = present * (len(true) - present)
-    in_order = inside - present * (present + 1) / 2
-    return np.where(np.isfinite(scores).all(0), _ratio(in_order, pairs), np.nan)
+    present = np.unique(true)
+    areas = np.full(scores.shape[1], np.nan)
+    for label in present if len(present) > 1 else ():
+        if np.isfinite(scores[:, label]).all():
+            areas[label] = _area_under_curve(true == label, scores[:, label])
+    return areas
 
 
 def balanced_auc(labels: ArrayLike, probabilities: ArrayLike) -> float:
@@ -297,18 +297,19 @@ def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Floats, NDArra
     return scores, true
 
 
-def _ranks(scores: Floats) -> Floats:
-    """The ranks of scores (n, C) in each column, from 1 for the lowest; equal scores share the mean of theirs."""
-    order = scores.argsort(0)
-    ordered = np.take_along_axis(scores, order, 0)
-    first = np.ones(scores.shape, dtype=bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    starts = np.flatnonzero(first.T)  # of runs of equal scores, column by column
-    lengths = np.diff(np.append(starts, scores.size))
-    means = (starts % len(scores) if len(scores) else starts) + (lengths + 1) / 2
-    ranks = np.empty(scores.shape)
-    np.put_along_axis(ranks, order, np.repeat(means, lengths).reshape(scores.shape[::-1]).T, 0)
-    return ranks
+def _area_under_curve(positive: NDArray[np.bool_], scores: Floats) -> float:
+    """The area under the ROC curve by trapezoids; positive (n,), scores (n,), and both kinds occur.
+
+    Points between others on a line are left out, as in scikit-learn, so that the last bit is the same as there.
+    """
+    order = scores.argsort()[::-1]
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of each run of equal scores
+    found = np.cumsum(positive[order], dtype=np.float64)[last]
+    false = 1 + last - found
+    corners = np.ones(len(last), dtype=bool)
+    corners[1:-1] = (np.diff(false, 2) != 0) | (np.diff(found, 2) != 0)
+    x, y = (np.append(0.0, counts[corners]) / counts[-1] for counts in (false, found))
+    return float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:

@@ -23,6 +23,7 @@ from equipoise.core.storage import write_text
 from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import claimed_folder
+from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import cell_config, grid
@@ -35,7 +36,7 @@ STUDIES = Path("studies")
 #: the file in a comparison's folder that says what is compared; `equipoise study` takes it, too
 STUDY = "study.toml"
 #: scores of which the lowest is best
-LOW = ("ece", "loss")
+LOW = tuple(metric.name for metric in METRICS if not metric.higher_is_better)
 #: how sure an interval is
 CONFIDENCE = 0.95
 

@@ -22,6 +22,7 @@ from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.image_scores import COLUMNS, FILE, hashed_names, read_image_scores
 from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
 from equipoise.engine.runs import config_of, make_config
+from equipoise.metrics import METRICS
 from equipoise.nets import outside as nets
 from equipoise.report import RunRecord, read_run, write_report
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 #: images that a model sees at a time
 BATCH = 256
 #: columns of `Result.scores` that a notebook shows first
-HEADLINE = ("balanced_accuracy", "macro_f1", "accuracy", "balanced_auc", "ece")
+HEADLINE = tuple(metric.name for metric in METRICS if metric.in_tables)
 
 
 def load_result(path: Path | str, net: Any = None, method: Method | None = None) -> Result:

@@ -63,7 +63,7 @@ def class_names(data: str, given: str | None) -> tuple[str, ...]:
     from equipoise.nets.concepts.prompts import WORDINGS
 
     kind, _, argument = data.partition(":")
-    if kind in sources.USER_SOURCES:
+    if kind in sources.known() and sources.lists_own_files(kind):
         return sources.load(data).listing(DataConfig(name=data), Path(argument)).classes
     if kind in WORDINGS:
         return tuple(WORDINGS[kind].concepts)

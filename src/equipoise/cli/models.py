@@ -22,9 +22,6 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's
 Site = Annotated[str | None, typer.Option(help="use this site's personal model")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="as CSV, for other programs")]
 
-#: the columns of scores that a terminal shows
-SHOWN = {"balanced_accuracy": "bal. acc.", "macro_f1": "F1", "accuracy": "acc.", "balanced_auc": "AUC", "ece": "ECE"}
-
 
 def predict(
     run_folder: RunFolder,
@@ -69,6 +66,7 @@ def evaluate(
     Score a finished run's models on other labelled images; without --data, on its own validation and test images.
     """
     from equipoise.api import load_result
+    from equipoise.metrics import METRICS
 
     result = load_result(run_folder)
     federation = None if data is None else _federation_for(result, data, root, settings or [])
@@ -76,15 +74,17 @@ def evaluate(
     if as_csv:
         typer.echo(table.to_csv(index=False), nl=False)
         return
+    shown = [metric for metric in METRICS if metric.in_tables]
     rows = [
         (
             row["site"] or "all",
             *(row[name] for name in ("view", "split", "n")),
-            *("-" if row[name] != row[name] else f"{100 * row[name]:.1f}" for name in SHOWN),
+            *("-" if row[m.name] != row[m.name] else f"{m.scale * row[m.name]:.1f}" for m in shown),
         )
         for row in table.astype({"n": int}).to_dict("records")
     ]
-    console.print(plain_table(("site", "model", "split", "n", *SHOWN.values()), rows, "scores, %"))
+    headings = (metric.heading for metric in shown)
+    console.print(plain_table(("site", "model", "split", "n", *headings), rows, "scores, %"))
 
 
 def _federation_for(result: Any, data: str, root: Path | None, settings: list[str]) -> Federation:

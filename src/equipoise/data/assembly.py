@@ -89,7 +89,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     )
     federation = _check_sites(federation, config)
     of_classes = (*missing_training(federation), *_scarce_classes(federation)) if whole else ()
-    if whole and scheme == "source" and config.name.partition(":")[0] in sources.USER_SOURCES:
+    if whole and scheme == "source" and sources.lists_own_files(config.name):
         of_classes += (*_classes_of_one_site(federation),)
     idle = _idle_sites(federation) if whole and config.training_sites is None and not shared else []
     return replace(federation, warnings=(*federation.warnings, *of_classes, *idle))
@@ -307,7 +307,7 @@ def _check_sites(federation: Federation, config: DataConfig) -> Federation:
 
 def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:
     """Warnings about settings of prepared images where they are made, and of drawn partitions where none is drawn."""
-    if config.name in sources.DRAWN_SOURCES:
+    if sources.is_drawn(config.name):
         for name in PREPARATION:
             if getattr(config, name) != DataConfig.model_fields[name].default:
                 yield f"data.{name} = {getattr(config, name)} has no effect: images of {config.name} are made, not read"

@@ -25,7 +25,7 @@ from equipoise.data.dicom import check_keywords
 from equipoise.data.duplicates import equal_rows
 from equipoise.data.preparation import PREPARATION, relight
 from equipoise.data.raw import Archives, decode_with_depth
-from equipoise.data.sources import Listing, Record, phantom
+from equipoise.data.sources import Listing, Record
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
 
 BATCH = 128  # images decoded between two notes of progress
@@ -33,25 +33,20 @@ CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
 #: settings of a user's own images, beside their classes, that change what is read
 OF_FILES = ("layout", "columns", "plane", "header")
-#: settings of a user's own images: for which sources, and why the others ignore them
-OF_USER_SOURCES = {
-    "classes": (
-        ("folder", "manifest"),
-        "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
-    ),
-    "layout": (("folder",), "whose files are not read by the names of folders (it is for folder:DIR)"),
-    "plane": (("folder", "manifest"), "which has no volumes (it is for NIfTI files of folder:DIR and manifest:FILE)"),
-    "header": (("folder", "manifest"), "whose files are known (it is for DICOM of folder:DIR and manifest:FILE)"),
-    "columns": (("manifest",), "which has no table with columns to name (it is for manifest:FILE)"),
+#: settings that only some sources heed, and why others ignore them
+HEEDED_BY_SOME = {
+    "classes": "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
+    "layout": "whose files are not read by the names of folders (it is for folder:DIR)",
+    "plane": "which has no volumes (it is for NIfTI files of folder:DIR and manifest:FILE)",
+    "header": "whose files are known (it is for DICOM of folder:DIR and manifest:FILE)",
+    "columns": "which has no table with columns to name (it is for manifest:FILE)",
 }
 SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
 
 
 def open_store(config: DataConfig) -> Store:
     """The prepared store that `config` asks for; made now if it is missing and the raw images are known."""
-    kind, _, argument = config.name.partition(":")
-    _source(config)
-    if kind == "phantom" or argument:
+    if hasattr(_source(config), "opened") or ":" in config.name:
         return prepare(config, progress=False)
     store = Store(store_folder(config))
     if store.exists():
@@ -117,12 +112,9 @@ def prepare(
     """
     source = _source(config)
     argument = config.name.partition(":")[2]
-    if config.name == "phantom":
+    if hasattr(source, "opened"):
         if from_dir is not None:
-            raise UserError("the phantom is drawn, not read: leave --from out")
-        size = {} if config.size is None else {"size": config.size}
-        return phantom.build(config.phantom.model_copy(update=size), config.store_root())
-    if config.name.partition(":")[0] in sources.PACKED_SOURCES:
+            raise UserError(f"images of {config.name} are made, not read: leave --from out")
         return source.opened(config, config.store_root())
     root = Path(argument) if argument else from_dir or config.root
     if root is None:
@@ -154,9 +146,9 @@ def _windows_hint(missing: list[str]) -> str:
 def _source(config: DataConfig) -> ModuleType:
     """The module of the source, once it is clear that it will heed the settings."""
     source = sources.load(config.name)
-    kind, usual = config.name.partition(":")[0], DataConfig()
-    for name, (kinds, reason) in OF_USER_SOURCES.items():
-        if getattr(config, name) != getattr(usual, name) and kind not in kinds:
+    heeded, usual = getattr(source, "HEEDS", ()), DataConfig()
+    for name, reason in HEEDED_BY_SOME.items():
+        if getattr(config, name) != getattr(usual, name) and name not in heeded:
             raise UserError(f"data.{name} has no effect on {config.name}, {reason}; leave it out")
     if config.header:
         check_keywords(config.header)
@@ -189,7 +181,7 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
         why = first_few(unreadable.values()) if records else f"none exists, {first_few(listing.missing())}"
         raise UserError(f"none of the {len(listing.records)} images of {config.name} can be read: {why}")
     index = store_index(listing, records, unreadable, depths)
-    if config.name.partition(":")[0] in sources.USER_SOURCES:
+    if sources.lists_own_files(config.name):
         index = replace(index, equal=equal_rows(np.load(draft / IMAGES, mmap_mode="r"), index.rows))
     write_index(draft, index)
     (draft / DONE).unlink()

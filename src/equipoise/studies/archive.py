@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.storage import write_text
-from equipoise.metrics import from_confusion
+from equipoise.metrics import METRICS, from_confusion
 
 ARCHIVE, HASHES, LOG = "runs.xz", "runs.sha256", "events.jsonl"
 #: what is kept of a run
 FILES = ("config.toml", LOG, "study.json")
 #: scores that do not follow from a confusion matrix
-KEPT = ("balanced_auc", "ece", "loss")
+KEPT = tuple(metric.name for metric in METRICS if metric.needs != "confusion")
 DECIMALS = 5
 
 

@@ -25,9 +25,6 @@ from equipoise.core.suggestions import meant
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
 
-USER_SOURCES = ("folder", "manifest")
-DRAWN_SOURCES = ("phantom",)
-PACKED_SOURCES = ("arrays",)
 PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])
 PART_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are saved as CSV, but are not
@@ -134,12 +131,13 @@ def terms(name: str) -> dict[str, str]:
 def _module(name: str) -> ModuleType:
     """The module of a source, once it holds all that others read there."""
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    maker = "build" if name in DRAWN_SOURCES else "opened" if name in PACKED_SOURCES else "listing"
     sound = {
         "TITLE": isinstance(getattr(module, "TITLE", None), str),
         "SIZE": isinstance(getattr(module, "SIZE", None), int),
         f"PARTITION ({', '.join(PARTITIONS)})": getattr(module, "PARTITION", None) in PARTITIONS,
-        f"{maker}(config, root)": callable(getattr(module, maker, None)),
+        "listing(config, root), or opened(config, root)": any(
+            callable(getattr(module, way, None)) for way in ("listing", "opened")
+        ),
     }
     lacking = [what for what, there in sound.items() if not there]
     if lacking:
@@ -155,10 +153,23 @@ def load(name: str) -> ModuleType:
         hint = _meant(name, list(available))
         own = "for your own images folder:DIR or manifest:FILE"
         raise UserError(f"unknown data {name!r}{hint}; known: {', '.join(available)}; {own}")
-    form = f"{kind}:PATH" if kind in USER_SOURCES else f"{kind}:DIGEST" if kind in PACKED_SOURCES else kind
+    wanted = getattr(_module(kind), "ARGUMENT", "")
+    form = f"{kind}:{wanted}" if wanted else kind
     if (form != kind) != bool(argument):
         raise UserError(f"data {name!r} should be written {form}")
     return _module(kind)
+
+
+def lists_own_files(name: str) -> bool:
+    """Whether `data.name` asks for a user's own files: a path says where a listing of them is made."""
+    source = _module(name.partition(":")[0])
+    return hasattr(source, "ARGUMENT") and hasattr(source, "listing")
+
+
+def is_drawn(name: str) -> bool:
+    """Whether `data.name` asks for images that no file holds."""
+    source = _module(name.partition(":")[0])
+    return hasattr(source, "opened") and not hasattr(source, "ARGUMENT")
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

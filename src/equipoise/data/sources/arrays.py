@@ -9,6 +9,7 @@ from equipoise.data.store import Store
 TITLE = "images from Python, packed by equipoise.Federation.from_arrays (arrays:DIGEST)"
 SIZE = 128
 PARTITION = "source"
+ARGUMENT = "DIGEST"
 
 
 def opened(config: DataConfig, root: Path) -> Store:

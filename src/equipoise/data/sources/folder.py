@@ -16,6 +16,9 @@ from equipoise.data.sources import Listing, Record, refuse_similar
 TITLE = "your images, one folder per class, also by site and part (folder:DIR)"
 SIZE = 128
 PARTITION = "source"
+ARGUMENT = "PATH"
+#: settings that other sources ignore
+HEEDS = ("classes", "layout", "plane", "header")
 
 #: endings of images in zip files
 ENDINGS = {*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES}

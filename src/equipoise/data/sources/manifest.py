@@ -14,6 +14,9 @@ from equipoise.data.sources import Listing, Record, folded, numbered_rows, refus
 TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
 SIZE = 128
 PARTITION = "source"
+ARGUMENT = "PATH"
+#: settings that other sources ignore
+HEEDS = ("classes", "columns", "plane", "header")
 
 REQUIRED, OPTIONAL = ("path", "label"), ("site", "split", "group")
 SEPARATORS = ",;\t"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import PhantomConfig
+from equipoise.data.config import DataConfig, PhantomConfig
 from equipoise.data.phantom_images import CLASS_NAMES, Scanners, render
 from equipoise.data.splits import PARTS, apportion, part_targets
 from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
@@ -25,6 +25,12 @@ RATIOS = (0.7, 0.15, 0.15)
 COHORT = "unseen"
 COHORT_SHIFT = 1.5
 MOST_GIGABYTES = 16  # images are drawn in memory
+
+
+def opened(config: DataConfig, root: Path) -> Store:
+    """The store under `root` of the phantom that the settings describe."""
+    size = {} if config.size is None else {"size": config.size}
+    return build(config.phantom.model_copy(update=size), root)
 
 
 def build(config: PhantomConfig, root: Path) -> Store:
