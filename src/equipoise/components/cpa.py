@@ -22,7 +22,7 @@ from equipoise.core.errors import UserError
 from equipoise.losses import conjoint_prototype_aligned, membership
 from equipoise.prototypes import global_prototypes
 
-PROTOTYPES = {
+PROTOTYPES: dict[str, str] = {
     "prototypes": Entry("mean feature of each class under the net that trains"),
     "prototype_counts": Entry("number of training images behind each prototype"),
 }
