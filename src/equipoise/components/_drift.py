@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from equipoise.components._merging import site_weights
 from equipoise.contract.client import Gradients
 from equipoise.contract.component import ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Conversation, Payload, Replies
 
 #: what a site tells once, where sites count by size
-COUNT_DISCLOSURE: Sheet = {"count": {"examples": "number of local training images (where train.aggregation is size)"}}
+COUNT_DISCLOSURE: Sheet = {
+    "count": {"examples": Entry("number of local training images (where train.aggregation is size)", "images")}
+}
 
 
 def beside(net: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from equipoise.components._merging import average
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Client, Server, Setting
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Replies, Tensors, Train, Value
 from equipoise.nets import Net
@@ -64,7 +65,7 @@ class FedAvgClient(SharedNet, Client):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             "model": "the net's weights and batch-norm statistics after local training",
-            "examples": "number of local training images",
+            "examples": Entry("number of local training images", "images"),
         }
     }
 

@@ -16,14 +16,15 @@ from torch import Tensor
 from equipoise.components._merging import class_means, total
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.config import Config
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Ask, Conversation, Payload, Replies, Work
 from equipoise.core.errors import UserError
 from equipoise.losses import conjoint_prototype_aligned, membership
 from equipoise.prototypes import global_prototypes
 
-PROTOTYPES = {
-    "prototypes": "mean feature of each class under the net that trains",
-    "prototype_counts": "number of training images behind each prototype",
+PROTOTYPES: dict[str, str] = {
+    "prototypes": Entry("mean feature of each class under the net that trains"),
+    "prototype_counts": Entry("number of training images behind each prototype"),
 }
 
 
@@ -179,7 +180,7 @@ class CPA(Component):
     def discloses(self) -> Sheet:
         sheet: Sheet = {}
         if self.counts == "federation":
-            sheet["counts"] = {"class_counts": "number of local training images of each class"}
+            sheet["counts"] = {"class_counts": Entry("number of local training images of each class", "counts")}
         if self.prototypes and not self.forgets:
             sheet["train"] = PROTOTYPES
         if self.asks_by_epoch:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt
 
 from equipoise.components._merging import average_by, site_weights, step_towards
 from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
 from equipoise.nets import groups
 
@@ -117,8 +118,10 @@ class Duals(Component):
     def discloses(self) -> Sheet:
         return {
             "measure": {
-                "loss": "loss of the received model, summed over the local training images (before dual steps)",
-                "examples": "number of local training images",
+                "loss": Entry(
+                    "loss of the received model, summed over the local training images (before dual steps)", "total"
+                ),
+                "examples": Entry("number of local training images", "images"),
             }
         }
 

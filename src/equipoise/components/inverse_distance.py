@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.aggregation import inverse_distance_weights
 from equipoise.components._merging import average_by, site_weights
 from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Evaluate, Payload, Replies, Tensors, Work
 from equipoise.nets import all_but
 
@@ -89,7 +90,7 @@ class InverseDistance(Component):
     def discloses(self) -> Sheet:
         if not self.accuracy:
             return {}
-        return {"train": {"accuracy": "accuracy of the trained net on the local training images"}}
+        return {"train": {"accuracy": Entry("accuracy of the trained net on the local training images", "share")}}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         return {"train.aggregation": "inverse-distance weighs the sites"}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.components._merging import total
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Ask, Payload, Replies, Scan, Tensors, Work
 from equipoise.losses import class_loss_sums, difficulty_margins, logit_adjusted
 
@@ -96,8 +97,8 @@ class Margins(Component):
             return {}
         return {
             "survey": {
-                "class_loss": "the received model's loss on the local training images, summed by class",
-                "class_count": "number of local training images of each class",
+                "class_loss": Entry("the received model's loss on the local training images, summed by class"),
+                "class_count": Entry("number of local training images of each class", "counts"),
             }
         }
 

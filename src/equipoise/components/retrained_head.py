@@ -18,6 +18,7 @@ from torch import Tensor
 from equipoise.components._gradient_matching import FeatureFitting, gradient_sums
 from equipoise.components._merging import class_means, mean_by_class
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Payload, Replies, Scan, Tensors, Work
 
 
@@ -121,11 +122,11 @@ class RetrainedHead(Component):
     def discloses(self) -> Sheet:
         return {
             "train": {
-                "gradients": (
+                "gradients": Entry(
                     "mean gradient of the server's classifier on the local images of each class; for a class with one "
                     "image it gives away that image's feature"
                 ),
-                "present": "which classes the site has training images of",
+                "present": Entry("which classes the site has training images of"),
             }
         }
 

@@ -189,6 +189,14 @@ class NprConfig(Table):
         return self
 
 
+class PrivacyConfig(Table):
+    """What may leave a site."""
+
+    least: int = Field(
+        0, ge=0, description="a count, sum or mean of fewer images never leaves a site", json_schema_extra=LATER
+    )
+
+
 #: what does not change a run's results
 _INDIFFERENT: Any = {
     "name": True,
@@ -212,6 +220,7 @@ class Config(Table):
     checkpoint: CheckpointConfig = CheckpointConfig()
     compute: ComputeConfig = ComputeConfig()
     npr: NprConfig = NprConfig()
+    privacy: PrivacyConfig = Field(PrivacyConfig(), json_schema_extra=LATER)
     components: tuple[str, ...] = Field(
         (), description="ideas put on the method, see `equipoise components`", json_schema_extra=LATER
     )
@@ -264,6 +273,8 @@ class Config(Table):
         raw = self.model_dump(mode="json", exclude_none=True)
         if not self.components:
             del raw["components"]
+        if self.privacy == PrivacyConfig():
+            del raw["privacy"]
         return tomli_w.dumps({**{k: v for k, v in raw.items() if k != "methods"}, **raw["methods"]})
 
 

@@ -18,6 +18,7 @@ from equipoise.components._cosine import SCALE, VECTORS, CosineClient, CosineSer
 from equipoise.components._merging import class_sums, mean_by_class
 from equipoise.components.averaging import SharedNet
 from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Payload, Replies, Scan, Tensors
 from equipoise.nets import Net
@@ -81,8 +82,10 @@ class FedNHClient(FedNHNet, CosineClient):
         "train": {
             **CosineClient.discloses["train"],
             "model": "the body's weights and batch-norm statistics after local training, and the scale of the cosines",
-            "prototypes": "mean direction of each class's features; of a class with one image, that image's direction",
-            "class_counts": "number of local training images of each class",
+            "prototypes": Entry(
+                "mean direction of each class's features; of a class with one image, that image's direction"
+            ),
+            "class_counts": Entry("number of local training images of each class", "counts"),
         }
     }
 

@@ -19,6 +19,7 @@ from equipoise.components._merging import class_means, class_sums, mean_by_class
 from equipoise.components._projection import projected_net
 from equipoise.components.averaging import FedAvgClient, FedAvgServer, SharedNet
 from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
 from equipoise.losses import prototype_contrastive
@@ -90,11 +91,11 @@ class FedProcClient(FedProcNet, FedAvgClient):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
         | {
-            "prototypes": (
+            "prototypes": Entry(
                 "mean feature of each class under the site's trained net, zeros for classes it lacks; of a class with "
                 "one image, that image's feature"
             ),
-            "class_counts": "number of local training images of each class",
+            "class_counts": Entry("number of local training images of each class", "counts"),
         }
     }
 

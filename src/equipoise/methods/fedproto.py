@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.components._merging import class_means, class_sums, mean_by_class
 from equipoise.components.averaging import SharedNet
 from equipoise.contract.component import Options as MethodOptions
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
 from equipoise.losses import prototype_distance
@@ -60,10 +61,10 @@ class FedProtoClient(LocalClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
-            "prototypes": (
+            "prototypes": Entry(
                 "mean feature of each class under the site's own net; of a class with one image, that image's feature"
             ),
-            "class_counts": "number of local training images of each class",
+            "class_counts": Entry("number of local training images of each class", "counts"),
         }
     }
 
