@@ -1,4 +1,4 @@
-# make demo | make test | make test-all | make check | make bench: each sets up what it needs on a fresh machine.
+# make demo | make test | make test-all | make check | make docs | make bench: each sets up what it needs on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,12 +6,12 @@ READY := $(VENV)/.ready
 export OMP_WAIT_POLICY := PASSIVE
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-all check lock bench clean
+.PHONY: demo test test-all check docs lock bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,lite,medical,onnx]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,lite,medical,monai,onnx]'
 	touch $(READY)
 
 demo: $(READY)
@@ -28,10 +28,16 @@ check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/package.py
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "the pages are in site/"
 
 # after a change of constraints.txt or pyproject.toml
 lock: $(READY)
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra flower --extra lite --extra medical --extra onnx \
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra flower --extra lite --extra medical --extra monai --extra onnx --extra docs \
 		--constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-emit-index-url --custom-compile-command 'make lock' --output-file constraints-hashed.txt
 
@@ -39,4 +45,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf demo build src/*.egg-info
+	rm -rf demo build dist site src/*.egg-info

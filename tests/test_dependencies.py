@@ -64,3 +64,21 @@ def test_without_the_net_the_audit_is_one_line_and_no_failure():
     told = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
     assert told.returncode == 0 and told.stdout.startswith("dependencies were not audited: ")
     assert len(told.stdout.splitlines()) == 1 and not told.stderr
+
+
+def test_links_into_the_repository_lead_somewhere_on_a_package_index():
+    described = runpy.run_path(str(ROOT / "setup.py"), run_name="described")["described"]
+    readme = "See [data](docs/data.md), [Flower](https://flower.ai) and ![a report](docs/report.png)."
+    assert described(readme, "") == "See data, [Flower](https://flower.ai) and ."
+    place = "https://example.org/equipoise"
+    found = described(readme, place)
+    assert (
+        f"[data]({place}/blob/main/docs/data.md)" in found and f"![a report]({place}/raw/main/docs/report.png)" in found
+    )
+
+
+def test_a_missing_extra_is_named_by_what_it_needs():
+    from equipoise.core.errors import install
+
+    told = install("flower")
+    assert told.startswith("install the extra flower: pip install 'flwr") and "/" not in told

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.core import storage
 from equipoise.core.storage import locked, replacing, write_text
 
 TEXTS = [letter * 100_000 for letter in "abc"]
@@ -149,12 +148,3 @@ def test_a_block_that_fails_lets_go_of_its_lock(tmp_path):
         raise ValueError
     with locked(tmp_path / "lock", wait=False):
         pass
-
-
-def test_a_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "fcntl", None)
-    entered = 0
-    for _ in range(2):
-        with locked(tmp_path / "lock", wait=False), locked(tmp_path / "lock", wait=True):
-            entered += 1
-    assert entered == 2

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, PhantomConfig, load_federation
 from equipoise.data.phantom_images import Scanners, render
-from equipoise.data.sources.phantom import build, phantom_index, site_class_counts
+from equipoise.data.sources.phantom import build, part_counts, phantom_index, site_class_counts
 
 configs = st.builds(
     PhantomConfig,
@@ -153,3 +153,16 @@ def test_a_phantom_that_fills_the_memory_is_refused_before_it_does(tmp_path):
     config = DataConfig(store=tmp_path, size=1024, phantom=PhantomConfig(images=100_000))
     with pytest.raises(UserError, match=r"100000 images of 1024 pixels takes 315 GB of memory.*data\.phantom\.images"):
         load_federation(config, 0)
+
+
+def test_patients_with_any_disease_come_to_hospitals_that_never_trained_on_it():
+    config = PhantomConfig(images=1200, missing=0.4, imbalance=10, patients="any")
+    counts = part_counts(config)
+    trained, tested = counts[..., 0], counts[..., 2]
+    assert (trained == 0).any() and (tested > 0).all()
+    assert counts.sum() == config.images and (tested.max(axis=0) - tested.min(axis=0) <= 1).all()
+
+
+def test_a_phantom_of_own_patients_is_the_one_of_before(tmp_path):
+    told = build(PhantomConfig(images=60), tmp_path).folder.name
+    assert told == "phantom-dd357dadfcf9"  # stores of earlier versions are found

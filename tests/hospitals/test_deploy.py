@@ -592,5 +592,5 @@ def test_a_pickle_on_the_wire_is_not_opened(tmp_path):
 
 def test_without_flower_the_commands_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(UserError, match=r"needs Flower: install the extra flower \(pip install '\.\[flower\]'"):
+    with pytest.raises(UserError, match=r"needs Flower: install the extra flower: pip install 'flwr>?"):
         deploy_cli._prepare()

@@ -226,11 +226,12 @@ def _refuse_cut_log(run: Path) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
-    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,prr",
+    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,fediic,prr",
+    preset: Annotated[str, typer.Option(help="demo, or demo-scanners: patients of a site's own diseases")] = "demo",
 ) -> None:
     """Example: equipoise demo --rounds 5
 
-    Compare local training, FedAvg and PRR-Imbalance on the built-in phantom; ends with a report to look at.
+    Compare methods on built-in images of hospitals that each lack some diseases; ends with a report to look at.
     """
     from equipoise.api.training import run_config
     from equipoise.core.storage import write_text
@@ -243,7 +244,7 @@ def demo(
             f"{out} is not empty and holds no demo that could be replaced; delete it, or choose another --out"
         )
     names = [name.strip() for name in methods.split(",")]
-    configs = {name: runs.make_config("demo", method=name, train=given(rounds=rounds)) for name in names}
+    configs = {name: runs.make_config(preset, method=name, train=given(rounds=rounds)) for name in names}
     write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
     for name, config in configs.items():
         clear_run(out / name)

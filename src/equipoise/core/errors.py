@@ -1,6 +1,9 @@
 """The one exception that means: the user can mend this (exit code 2); and what messages are made of."""
 
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, requires
+
+PACKAGE = "equipoise"
 
 
 class UserError(Exception):
@@ -36,8 +39,13 @@ def first_line(problem: BaseException) -> str:
 
 
 def install(extra: str) -> str:
-    """How to get what an extra of this package brings."""
-    return f"install the extra {extra} (pip install '.[{extra}]' in Equipoise's folder)"
+    """How to get what an extra of this package brings, wherever the package itself came from."""
+    try:
+        told = requires(PACKAGE) or []
+    except PackageNotFoundError:  # the sources alone, on the path
+        told = []
+    wanted = [text.partition(";")[0].strip() for text in told if text.endswith(f'extra == "{extra}"')]
+    return f"install the extra {extra}: pip install " + (" ".join(map(repr, wanted)) or f"'{PACKAGE}[{extra}]'")
 
 
 def first_few(names: Iterable[str], most: int = 5) -> str:

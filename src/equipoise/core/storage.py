@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # no file locks on this system, and nobody is kept out
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock, Timeout
 
 
 @contextmanager
@@ -52,7 +50,12 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
     Raises:
         BlockingIOError: when another holds it, and we do not `wait`
     """
-    with path.open("a") as lock:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, "another process holds the lock", str(path)) from None
+    try:
         yield
+    finally:
+        lock.release()

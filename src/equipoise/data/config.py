@@ -27,6 +27,11 @@ class PhantomConfig(Table):
     shift: float = Field(default=1.0, ge=0, le=100, description="strength of each site's colour and scanner shift")
     difficulty: float = Field(default=1.0, ge=0, le=100, description="how much images of one class vary")
     common: bool = Field(default=False, description="one common validation and test set for all sites")
+    patients: Literal["own", "any"] = Field(
+        default="own",
+        description="own: validation and test images are of a site's own classes; any: of all classes",
+        json_schema_extra=LATER,
+    )
     cohort: int = Field(
         default=0, ge=0, le=MOST_IMAGES, description="images of an unseen cohort from a scanner of its own"
     )

@@ -21,6 +21,7 @@ from equipoise.core.outside import code_digest, find, give, reachable
 from equipoise.core.suggestions import meant
 from equipoise.nets.base import NORM_LAYERS, Net
 from equipoise.nets.config import NetConfig
+from equipoise.nets.pretrained import import_monai
 
 Make = Callable[[int, int], nn.Module]
 
@@ -176,8 +177,7 @@ def _module(config: NetConfig, num_classes: int, channels: int) -> nn.Module:
 
 
 def _from_monai(name: str, num_classes: int, channels: int, arguments: Mapping[str, Any]) -> nn.Module:
-    from monai.networks import nets
-
+    nets = import_monai()
     make = getattr(nets, name, None)
     if make is None or not callable(make):
         close = meant(name, [other for other in vars(nets) if callable(getattr(nets, other))])

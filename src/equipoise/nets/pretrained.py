@@ -19,9 +19,7 @@ EFFICIENTNET_SMALLEST = 32
 
 def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
     """The standard ResNet-18 (7x7 stem of stride 2, shortcuts without bias): 512 features."""
-    from monai.networks.nets import ResNet
-
-    body = ResNet(
+    body = import_monai().ResNet(
         "basic",
         layers=[2, 2, 2, 2],
         block_inplanes=RESNET_WIDTHS,
@@ -36,10 +34,11 @@ def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
 
 def efficientnet_b0(num_classes: int, channels: int, dropout: float, drop_connect: float) -> Net:
     """EfficientNet-B0: 1280 features."""
-    from monai.networks.nets.efficientnet import EfficientNetBN, MBConvBlock
-
-    body = EfficientNetBN("efficientnet-b0", pretrained=False, in_channels=channels, num_classes=num_classes)
-    blocks = [module for module in body.modules() if isinstance(module, MBConvBlock)]
+    efficientnet = import_monai().efficientnet
+    body = efficientnet.EfficientNetBN(
+        "efficientnet-b0", pretrained=False, in_channels=channels, num_classes=num_classes
+    )
+    blocks = [module for module in body.modules() if isinstance(module, efficientnet.MBConvBlock)]
     for index, block in enumerate(blocks):
         block.drop_connect_rate = drop_connect * index / len(blocks)
     for module in (body, *blocks):
@@ -58,6 +57,14 @@ def efficientnet_lite0(num_classes: int, channels: int, dropout: float, drop_con
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
             module.__class__ = nn.Conv2d  # one pixel needs none of the package's padding
     return _without_classifier(body, num_classes, dropout)
+
+
+def import_monai() -> ModuleType:
+    """MONAI's nets, or a message that says how to get them."""
+    try:
+        return import_module("monai.networks.nets")
+    except ImportError as error:
+        raise UserError(f"this net needs MONAI: {install('monai')}") from error
 
 
 def import_lite(package: str) -> ModuleType:

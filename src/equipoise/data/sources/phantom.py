@@ -4,14 +4,17 @@ Counts are long-tailed, sites lack some classes, and each site has a scanner of 
 """
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from equipoise.core.errors import UserError
+from equipoise.core.table import drop_later
 from equipoise.data.config import DataConfig, PhantomConfig
 from equipoise.data.phantom_images import CLASS_NAMES, Scanners, render
 from equipoise.data.splits import PARTS, apportion, part_targets
@@ -35,7 +38,7 @@ def opened(config: DataConfig, root: Path) -> Store:
 
 def build(config: PhantomConfig, root: Path) -> Store:
     """The phantom's store under `root`, made now if it is not there yet (about a second per 2,000 images)."""
-    digest = hashlib.sha256(f"{VERSION}{config.model_dump_json()}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{VERSION}{json.dumps(_told(config), separators=(',', ':'))}".encode()).hexdigest()
     store = Store(root / f"phantom-{digest[:12]}")
     if store.exists():
         return store
@@ -69,15 +72,14 @@ def _write(config: PhantomConfig, folder: Path, checksum: str) -> None:
 
 def phantom_index(config: PhantomConfig, checksum: str = "") -> tuple[StoreIndex, np.ndarray]:
     """What each image of the phantom is, and the number of its site (n,)."""
-    counts = site_class_counts(config)
+    counts = part_counts(config)
     names = [f"site {number + 1}" for number in range(config.sites)]
     if config.cohort:
-        counts = np.vstack([counts, apportion(_long_tail(config), config.cohort)])
+        tested = apportion(_long_tail(config), config.cohort)
+        counts = np.concatenate([counts, tested[None, :, None] * np.array([0, 0, 1])])
         names.append(COHORT)
-    cells = [(s, c, counts[s, c]) for s in range(len(names)) for c in range(config.classes)]
-    sites = np.concatenate([np.full(n, s) for s, _, n in cells])
-    labels = np.concatenate([np.full(n, c) for _, c, n in cells])
-    parts = [part for s, _, n in cells for part in _parts(n, names[s] == COHORT)]
+    sites, labels, numbers = (np.repeat(place.ravel(), counts.ravel()) for place in np.indices(counts.shape))
+    parts = [PARTS[number] for number in numbers]
     identifiers = tuple(f"phantom-{row:06d}" for row in range(len(labels)))
     index = StoreIndex(
         source="phantom",
@@ -91,10 +93,31 @@ def phantom_index(config: PhantomConfig, checksum: str = "") -> tuple[StoreIndex
         rows=np.arange(len(labels)),
         cohorts=(COHORT,) if config.cohort else (),
         common=config.common,
-        facts={"description": "procedural lesion images", "config": config.model_dump()},
+        facts={"description": "procedural lesion images", "config": _told(config)},
         checksum=checksum,
     )
     return index, sites.astype(np.int64)
+
+
+def _told(config: PhantomConfig) -> dict[str, Any]:
+    """The settings as a store names them: later ones only where they differ from their defaults."""
+    told = config.model_dump(mode="json")
+    drop_later(config, told)
+    return told
+
+
+def part_counts(config: PhantomConfig) -> np.ndarray:
+    """Images of each class in each part at each site: int64 (sites, classes, parts)."""
+    counts = site_class_counts(config)
+    if config.patients == "own":
+        return np.array([[part_targets(count, RATIOS) for count in site] for site in counts])
+    shares = np.array([part_targets(total, RATIOS) for total in counts.sum(axis=0)])
+    found = np.zeros((*counts.shape, len(PARTS)), dtype=np.int64)
+    for label, (trained, *visiting) in enumerate(shares):
+        found[:, label, 0] = apportion(counts[:, label].astype(float), trained)
+        for part, total in enumerate(visiting, start=1):
+            found[:, label, part] = apportion(np.ones(config.sites), total)
+    return found
 
 
 def site_class_counts(config: PhantomConfig) -> np.ndarray:
@@ -131,12 +154,6 @@ def _presence(config: PhantomConfig, rng: np.random.Generator) -> np.ndarray:
         removable = removable[removable > 0]
         present[site, rng.permutation(removable)[:lacking]] = False
     return present
-
-
-def _parts(count: int, unseen: bool) -> list[str]:
-    """Parts of `count` images of one class at one site; an unseen cohort only tests."""
-    targets = (0, 0, count) if unseen else part_targets(count, RATIOS)
-    return [part for part, number in zip(PARTS, targets) for _ in range(number)]
 
 
 def _scanners(config: PhantomConfig) -> Scanners:
