@@ -95,9 +95,7 @@ class NprSite(SiteSide):
     def predict(self, view: str, batch: Batch) -> Tensor:
         """Scores by the nearest prototype (Table IV, without global supervision)."""
         options, features = self.options, self.features(batch, self.client.outputs(batch))
-        scores = subcluster_scores(
-            features, self.subclusters, options.normalise, options.temperature, self.competing()
-        )
+        scores = subcluster_scores(features, self.subclusters, options.normalise, options.temperature, self.competing())
         return scores.masked_fill(~self.clustered, ABSENT)
 
     def _unfit(self, why: str) -> UserError:
