@@ -370,14 +370,14 @@ def test_resnet_can_start_as_torchs_layers_draw_by_themselves():
     for name, conv in torchs.body.named_modules():
         if isinstance(conv, nn.Conv2d):
             bound = conv.weight[0].numel() ** -0.5  # kaiming_uniform with a = sqrt(5)
-            assert conv.weight.abs().max() <= bound and float(conv.weight.std()) == pytest.approx(
-                bound / 3**0.5, rel=0.03
-            )
-            assert usual.body.get_submodule(name).weight.square().sum() > 2.9 * conv.weight.square().sum()
+            assert conv.weight.abs().max() <= bound
+            assert float(conv.weight.std()) == pytest.approx(bound / 3**0.5, rel=0.03)
+            if conv.in_channels > 3:
+                assert usual.body.get_submodule(name).weight.square().sum() > 2.5 * conv.weight.square().sum()
     assert same(torchs, build("resnet18", init="torch")) and not same(torchs, build("resnet18", init="torch", seed=1))
 
 
 @pytest.mark.parametrize("settings", [{"weights": "imagenet"}, {"name": "monai:DenseNet121"}])
 def test_torchs_first_weights_are_refused_where_weights_are_not_drawn(settings):
-    with pytest.raises(ValidationError, match="net.init = 'torch' is for random weights"):
+    with pytest.raises(ValidationError, match="is for random weights of built-in nets"):
         NetConfig(**{"name": "resnet18", "init": "torch", **settings})

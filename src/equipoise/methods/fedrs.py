@@ -18,7 +18,10 @@ from equipoise.core.table import LATER
 
 
 class Options(MethodOptions):
-    """What FedRS scales logits by. Paper and released code differ under long tails: `graded` is the code. The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax)."""
+    """What FedRS scales logits by. Paper and released code differ under long tails: `graded` is the code.
+
+    The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax).
+    """
 
     alpha: float = Field(
         0.5, ge=0, le=1, description="factor of the logits of missing classes (FedIIC: 0); 1: all alike, FedAvg"

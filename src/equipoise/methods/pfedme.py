@@ -37,9 +37,7 @@ class Options(MethodOptions):
     regularisation: PositiveFloat = Field(15.0, description="lambda, the pull of personal models to the global one")
     inner_steps: PositiveInt = Field(5, description="K, steps on a batch towards the personal model")
     personal_lr: PositiveFloat = Field(0.02, description="learning rate of these steps (released for MNIST: 0.1)")
-    eta: PositiveFloat = Field(
-        0.05, description="rate at which a site's copy of the global model follows (released: 0.005)"
-    )
+    eta: PositiveFloat = Field(0.05, description="rate at which a copy of the global model follows (released: 0.005)")
     beta: PositiveFloat = Field(1.0, description="share of the sites' mean in the new global model (tuned: 2)")
 
     def holds(self) -> AbstractSet[str]:

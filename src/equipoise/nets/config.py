@@ -21,8 +21,8 @@ class NetConfig(Table):
     """`none` (random), `imagenet` (downloaded or packaged), `pretrained` (of `hf:`, its default), or the path of a
     safetensors or torch file."""
     init: Annotated[Literal["usual", "torch"], Field(json_schema_extra=LATER)] = "usual"
-    """How random weights of a built-in net are drawn: as its package does, or `torch`: as torch's layers do by themselves
-    (FedBM's released ResNet-18; MONAI draws its convolutions with squared norms 3 to 6 times as large)."""
+    """How random weights of a built-in net are drawn: as its package does, or `torch`: as torch's layers do by
+    themselves (FedBM's released ResNet-18; MONAI draws convolutions with squared norms 3 to 6 times as large)."""
     dropout: Rate | None = None
     """Share of features dropped before the head; by default what the net's authors use."""
     drop_connect: Rate | None = None
@@ -66,8 +66,8 @@ class NetConfig(Table):
                 raise ValueError(f"net.{key} is for nets from outside, and {self.name} is built in; leave it out")
         if self.init != "usual" and (self.outside or self.weights != "none"):
             raise ValueError(
-                f"net.init = '{self.init}' is for random weights of built-in nets, and net.weights is '{self.weights}'; "
-                "leave it out"
+                f"net.init = '{self.init}' is for random weights of built-in nets, and net.weights is "
+                f"'{self.weights}'; leave it out"
             )
         if self.weights == "pretrained" and not self.name.startswith("hf:"):
             raise ValueError(f"net.weights = 'pretrained' is for hf: nets; {self.name} takes none, imagenet or a file")
