@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -216,9 +217,9 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     areas = np.full(scores.shape[1], np.nan)
     present = np.flatnonzero(np.bincount(true, minlength=len(areas)))
     if len(present) > 1:
-        drawn = present[np.isfinite(scores).all(0)[present]]
-        for some in np.array_split(drawn, max(drawn.size * len(true) // CURVE_CELLS, 1)):
-            areas[some] = _areas_under_curves(true == some[:, None], scores.T[some])
+        drawn = present[np.isfinite(scores[:, present]).all(axis=0)]
+        for some in np.array_split(drawn, drawn.size * len(true) // CURVE_CELLS + 1) if drawn.size else ():
+            areas[some] = _areas_under_curves(np.equal(true, some[:, None]), scores.T[some])
     return areas
 
 
@@ -307,12 +308,13 @@ def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[flo
     """
     order = np.negative(scores, order="C").argsort(1)
     falling = np.take_along_axis(scores, order, 1)
-    last = np.ones(falling.shape, dtype=bool)  # of each run of equal scores
-    np.not_equal(falling[:, 1:], falling[:, :-1], out=last[:, :-1])
+    last = np.ones_like(positive)  # of each run of equal scores
+    last[:, :-1] = falling[:, 1:] != falling[:, :-1]
     ends = np.flatnonzero(last)
-    curve = ends // last.shape[1]
+    samples = scores.size // len(scores)
+    curve = ends // samples
     found = np.cumsum(np.take_along_axis(positive, order, 1), axis=1, dtype=np.float64).ravel()[ends]
-    false = 1 + ends - curve * last.shape[1] - found
+    false = 1 + ends - curve * samples - found
     first = np.searchsorted(curve, np.arange(len(scores) + 1))
     corners = np.ones(len(curve), dtype=bool)
     corners[1:-1] = (np.diff(false, 2) != 0) | (np.diff(found, 2) != 0)
@@ -323,7 +325,7 @@ def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[flo
     x_before, y_before = (np.append(0.0, counts[:-1]) for counts in (x, y))
     x_before[first[:-1]] = y_before[first[:-1]] = 0.0
     pieces = (x - x_before) * (y + y_before) / 2.0
-    return [float(pieces[start:end].sum()) for start, end in zip(first[:-1], first[1:])]
+    return [float(pieces[start:end].sum()) for start, end in pairwise(first)]
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
