@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
 
 Floats = NDArray[np.float64]
+#: scores whose curves are drawn together; more would leave the processor's cache
+CURVE_CELLS = 1 << 11
 
 
 class Tally:
@@ -47,6 +50,13 @@ class Tally:
         """(C,) F1 of each class; nan for a class without samples, also where it was predicted."""
         true, predicted = self.confusion.sum(1), self.confusion.sum(0)
         return _ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
+
+    @cached_property
+    def precision(self) -> Floats:
+        """(C,) share of right ones among predictions of a class, 0 without any; nan for a class without samples."""
+        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        found = self.confusion.diagonal() / np.maximum(predicted, 1)
+        return np.where(true > 0, found, np.nan)
 
     @property
     def accuracy(self) -> float:
@@ -88,6 +98,8 @@ class Metric:
     """Whether the report of a run draws its learning curves."""
     opens: bool = False
     """Whether it is one of the few numbers that open the report of a run."""
+    always: bool = True
+    """Whether every run measures it; else only runs that choose rounds by it do."""
     has_retrogress: bool = True
     """Whether a study draws the drop of this score after communication; else that of the first metric."""
 
@@ -144,6 +156,19 @@ METRICS: tuple[Metric, ...] = (
         opens=True,
     ),
     Metric(
+        "fedbm_score",
+        "Sum of scores (FedBM)",
+        lambda tally: (
+            2 * tally.accuracy  # FedBM's authors add micro recall as well, which is accuracy
+            + sum(_over_present(np.mean, values) for values in (tally.precision, tally.f1, tally.areas))
+        ),
+        needs="auc",
+        chooses=True,
+        in_tables=False,
+        always=False,
+        has_retrogress=False,
+    ),
+    Metric(
         "ece",
         "ECE",
         lambda tally: ece_from_bins(*tally.counts["calibration"]),
@@ -164,13 +189,14 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def measure(counts: Mapping[str, ArrayLike]) -> dict[str, Any]:
+def measure(counts: Mapping[str, ArrayLike], also: str = "") -> dict[str, Any]:
     """Every metric that these counts allow, and the list `recall` of the classes; nan where one is undefined.
 
-    A class without samples is in no mean, also where it was predicted.
+    A class without samples is in no mean, also where it was predicted. `also` names a metric that few runs measure.
     """
     tally = Tally(counts)
-    numbers = {metric.name: metric.of(tally) for metric in METRICS if metric.needs in counts}
+    wanted = [metric for metric in METRICS if metric.always or metric.name == also]
+    numbers = {metric.name: metric.of(tally) for metric in wanted if metric.needs in counts}
     return {**numbers, "recall": tally.recall.tolist()}
 
 
@@ -211,11 +237,12 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     model that diverged, has no curve.
     """
     scores, true = _scored(labels, probabilities)
-    present = np.unique(true)
     areas = np.full(scores.shape[1], np.nan)
-    for label in present if len(present) > 1 else ():
-        if np.isfinite(scores[:, label]).all():
-            areas[label] = _area_under_curve(true == label, scores[:, label])
+    present = np.flatnonzero(np.bincount(true, minlength=len(areas)))
+    if len(present) > 1:
+        drawn = present[np.isfinite(scores[:, present]).all(axis=0)]
+        for some in np.array_split(drawn, drawn.size * len(true) // CURVE_CELLS + 1) if drawn.size else ():
+            areas[some] = _areas_under_curves(np.equal(true, some[:, None]), scores.T[some])
     return areas
 
 
@@ -297,19 +324,31 @@ def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Floats, NDArra
     return scores, true
 
 
-def _area_under_curve(positive: NDArray[np.bool_], scores: Floats) -> float:
-    """The area under the ROC curve by trapezoids; positive (n,), scores (n,), and both kinds occur.
+def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[float]:
+    """The area under each of R ROC curves by trapezoids; positive (R, n), scores (R, n), both kinds in every row.
 
     Points between others on a line are left out, as in scikit-learn, so that the last bit is the same as there.
     """
-    order = scores.argsort()[::-1]
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of each run of equal scores
-    found = np.cumsum(positive[order], dtype=np.float64)[last]
-    false = 1 + last - found
-    corners = np.ones(len(last), dtype=bool)
+    order = np.negative(scores, order="C").argsort(1)
+    falling = np.take_along_axis(scores, order, 1)
+    last = np.ones_like(positive)  # of each run of equal scores
+    last[:, :-1] = falling[:, 1:] != falling[:, :-1]
+    ends = np.flatnonzero(last)
+    samples = scores.size // len(scores)
+    curve = ends // samples
+    found = np.cumsum(np.take_along_axis(positive, order, 1), axis=1, dtype=np.float64).ravel()[ends]
+    false = 1 + ends - curve * samples - found
+    first = np.searchsorted(curve, np.arange(len(scores) + 1))
+    corners = np.ones(len(curve), dtype=bool)
     corners[1:-1] = (np.diff(false, 2) != 0) | (np.diff(found, 2) != 0)
-    x, y = (np.append(0.0, counts[corners]) / counts[-1] for counts in (false, found))
-    return float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
+    corners[first[:-1]] = corners[first[1:] - 1] = True
+    false, found, curve = false[corners], found[corners], curve[corners]
+    first = np.searchsorted(curve, np.arange(len(scores) + 1))
+    x, y = (counts / counts[first[1:] - 1][curve] for counts in (false, found))
+    x_before, y_before = (np.append(0.0, counts[:-1]) for counts in (x, y))
+    x_before[first[:-1]] = y_before[first[:-1]] = 0.0
+    pieces = (x - x_before) * (y + y_before) / 2.0
+    return [float(pieces[start:end].sum()) for start, end in pairwise(first)]
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
