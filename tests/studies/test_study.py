@@ -24,7 +24,7 @@ from equipoise.cli.study_tables import print_tables
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
 from equipoise.engine.events import first_event
-from equipoise.engine.runs import execute
+from equipoise.engine.runs import prepare_run
 from equipoise.methods import all_options, method_names
 from equipoise.statistics import compare_with_best, ranking, spread
 from equipoise.studies import load_study, study_names
@@ -91,7 +91,7 @@ def straight(tmp_path_factory) -> Path:
     """The tiny study's runs, each alone and without a study around it."""
     folder = tmp_path_factory.mktemp("straight")
     for cell, config in planned(tiny_study(), folder):
-        execute(config, cell.folder)
+        prepare_run(config, cell.folder).execute()
     return folder
 
 
