@@ -137,6 +137,6 @@ def to_latex(rows: pd.DataFrame) -> str:
     several = rows["run"].nunique() > 1
     told = rows.assign(
         method=rows["method"] + " (" + rows["run"] + ")" if several else rows["method"],
-        title=rows["title"] + rows["part"].map({"test": ""}).fillna(", validation"),
+        title=[title + ("" if part == "test" else ", validation") for title, part in zip(rows["title"], rows["part"])],
     )
     return tabular(scores_sheet("", told, {"Method": "method", "View": "view", "Scope": "title"})) + "\n"
