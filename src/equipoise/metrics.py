@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from typing import TYPE_CHECKING, Any
 
 from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
+from equipoise.core.lazy import Later
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats = NDArray[np.float64]
+else:
+    np = Later("numpy")  # lists of settings name the metrics, and need no more of them
 
 
 class Tally:

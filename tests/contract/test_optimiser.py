@@ -84,7 +84,7 @@ def test_one_model_has_one_norm():
     ],
 )
 def test_methods_of_two_models_say_so(method, models):
-    assert set(new_client(method).phases["main"].optimiser.models) == models
+    assert set(new_client(method).workplace.phases["main"].optimiser.models) == models
 
 
 def test_a_gradient_of_one_pixel_kernels_is_not_copied_however_its_single_entries_lie():

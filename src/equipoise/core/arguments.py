@@ -1,11 +1,18 @@
 """Checks of arguments that several pure functions share."""
 
-from collections.abc import Collection, Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from equipoise.core.errors import UserError
+from equipoise.core.lazy import Later
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+else:
+    np = Later("numpy")
 
 
 def check_choice(argument: str, value: str, known: Collection[str]) -> None:

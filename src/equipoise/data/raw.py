@@ -16,6 +16,7 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.core.errors import UserError
 from equipoise.data import nifti
+from equipoise.data.config import Plane
 from equipoise.data.dicom import Window, is_dicom, windowed
 
 #: files with several images that stay in memory while these are read
@@ -28,7 +29,7 @@ class Frame(NamedTuple):
     """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane."""
 
     number: int
-    plane: nifti.Plane = "axial"
+    plane: Plane = "axial"
 
 
 @dataclass(frozen=True)
