@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
-from equipoise.core.lazy import Later
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
-
-    Floats = NDArray[np.float64]
-else:
-    np = Later("numpy")  # lists of settings name the metrics, and need no more of them
+Floats = NDArray[np.float64]
+#: scores whose curves are drawn together; more would leave the processor's cache
+CURVE_CELLS = 1 << 11
 
 
 class Tally:
@@ -215,11 +214,12 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     model that diverged, has no curve.
     """
     scores, true = _scored(labels, probabilities)
-    present = np.unique(true)
     areas = np.full(scores.shape[1], np.nan)
-    for label in present if len(present) > 1 else ():
-        if np.isfinite(scores[:, label]).all():
-            areas[label] = _area_under_curve(true == label, scores[:, label])
+    present = np.flatnonzero(np.bincount(true, minlength=len(areas)))
+    if len(present) > 1:
+        drawn = present[np.isfinite(scores[:, present]).all(axis=0)]
+        for some in np.array_split(drawn, drawn.size * len(true) // CURVE_CELLS + 1) if drawn.size else ():
+            areas[some] = _areas_under_curves(np.equal(true, some[:, None]), scores.T[some])
     return areas
 
 
@@ -301,19 +301,31 @@ def _scored(labels: ArrayLike, probabilities: ArrayLike) -> tuple[Floats, NDArra
     return scores, true
 
 
-def _area_under_curve(positive: NDArray[np.bool_], scores: Floats) -> float:
-    """The area under the ROC curve by trapezoids; positive (n,), scores (n,), and both kinds occur.
+def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[float]:
+    """The area under each of R ROC curves by trapezoids; positive (R, n), scores (R, n), both kinds in every row.
 
     Points between others on a line are left out, as in scikit-learn, so that the last bit is the same as there.
     """
-    order = scores.argsort()[::-1]
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of each run of equal scores
-    found = np.cumsum(positive[order], dtype=np.float64)[last]
-    false = 1 + last - found
-    corners = np.ones(len(last), dtype=bool)
+    order = np.negative(scores, order="C").argsort(1)
+    falling = np.take_along_axis(scores, order, 1)
+    last = np.ones_like(positive)  # of each run of equal scores
+    last[:, :-1] = falling[:, 1:] != falling[:, :-1]
+    ends = np.flatnonzero(last)
+    samples = scores.size // len(scores)
+    curve = ends // samples
+    found = np.cumsum(np.take_along_axis(positive, order, 1), axis=1, dtype=np.float64).ravel()[ends]
+    false = 1 + ends - curve * samples - found
+    first = np.searchsorted(curve, np.arange(len(scores) + 1))
+    corners = np.ones(len(curve), dtype=bool)
     corners[1:-1] = (np.diff(false, 2) != 0) | (np.diff(found, 2) != 0)
-    x, y = (np.append(0.0, counts[corners]) / counts[-1] for counts in (false, found))
-    return float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
+    corners[first[:-1]] = corners[first[1:] - 1] = True
+    false, found, curve = false[corners], found[corners], curve[corners]
+    first = np.searchsorted(curve, np.arange(len(scores) + 1))
+    x, y = (counts / counts[first[1:] - 1][curve] for counts in (false, found))
+    x_before, y_before = (np.append(0.0, counts[:-1]) for counts in (x, y))
+    x_before[first[:-1]] = y_before[first[:-1]] = 0.0
+    pieces = (x - x_before) * (y + y_before) / 2.0
+    return [float(pieces[start:end].sum()) for start, end in pairwise(first)]
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:

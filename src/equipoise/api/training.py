@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from equipoise import methods
+from equipoise import methods, report
 from equipoise.api.progress import ProgressDisplay
-from equipoise.api.result import Result
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
@@ -22,7 +21,9 @@ from equipoise.engine.payload_files import refuse_foreign
 from equipoise.engine.runs import make_config, prepare_run, refuse_idle_options
 from equipoise.engine.tracking import Trackers, check_trackers
 from equipoise.nets import outside as nets
-from equipoise.report import write_report
+
+if TYPE_CHECKING:
+    from equipoise.api.result import Result
 
 RUNS = Path("runs")
 
@@ -140,7 +141,9 @@ def run_config(
         with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
             for _ in prepare_run(config, folder, [display, trackers]).steps(resume):
                 pass
-        trackers.report = write_report([folder])
+        trackers.report = report.write_report([folder])
+    from equipoise.api.result import Result  # its tables need pandas, for which the first step need not wait
+
     return Result(folder)
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from equipoise.cli import completion
+from equipoise.cli.completion import BASES
 from equipoise.cli.screen import ExampleGroup, console, plain_table
 from equipoise.core.definitions import modules_in, summary
 
@@ -15,8 +17,6 @@ components_app = typer.Typer(
     cls=ExampleGroup,
     help="Example: equipoise components show margins\n\nThe ideas that go on any method: list them, or show one.",
 )
-#: modules among the components that are none
-BASES = ("averaging",)
 
 
 @components_app.callback(invoke_without_command=True)
@@ -38,7 +38,9 @@ def _sentence(text: str) -> str:
 
 
 @components_app.command()
-def show(name: Annotated[str, typer.Argument(help="a component, such as margins")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="a component, such as margins", autocompletion=completion.components)],
+) -> None:
     """Example: equipoise components show margins
 
     Show a component: its seat, its needs, what it takes away, what leaves a site, its options, its paper.

@@ -189,7 +189,7 @@ def renew(
     authority: Annotated[Path | None, typer.Option(help="the CA's key, ca.key; for ca and certificate")] = None,
     days: Annotated[int, typer.Option(min=1, max=36500, help="how long a new certificate is valid")] = 365,
 ) -> None:
-    """Example: equipoise renew server.toml certificate --authority ca.key
+    """Example: equipoise renew site.toml key
 
     Make a new key or certificate in place of an old one, and say who needs it.
     """

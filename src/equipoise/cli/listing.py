@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli import completion
 from equipoise.cli.screen import ExampleGroup, console, plain_table
 from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
 
@@ -48,7 +49,12 @@ def _costs(name: str) -> list[str]:
 
 
 @methods_app.command("show")
-def methods_show(name: Annotated[str, typer.Argument(help="a method, or a composition: fedbn+margins")]) -> None:
+def methods_show(
+    name: Annotated[
+        str,
+        typer.Argument(help="a method, or a composition: fedbn+margins", autocompletion=completion.methods),
+    ],
+) -> None:
     """Example: equipoise methods show fedavg
 
     Show a method: its paper, its options, and everything that leaves a site.

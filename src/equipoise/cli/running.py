@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli import completion
 from equipoise.cli.data import Columns, Layout
 from equipoise.cli.given import given, pairs
 from equipoise.cli.screen import ROOMY, console, plain_table, say
@@ -21,8 +22,10 @@ SPREAD = ("mean", "sd", "low", "high")
 DEMO = ".demo"
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
-Method = Annotated[str | None, typer.Option(help="see `equipoise methods`")]
-Data = Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")]
+Method = Annotated[str | None, typer.Option(help="see `equipoise methods`", autocompletion=completion.methods)]
+Data = Annotated[
+    str | None, typer.Option(help="a source, folder:DIR or manifest:FILE", autocompletion=completion.sources)
+]
 Root = Annotated[Path | None, typer.Option(help="folder of the source's raw files")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="rounds of communication")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's images in a round")]
@@ -31,7 +34,12 @@ Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the f
 Net = Annotated[str | None, typer.Option(help="a net; see `equipoise settings net`")]
 Components = Annotated[
     str | None,
-    typer.Option("--with", metavar="NAME,...", help="ideas to put on the method; see `equipoise components`"),
+    typer.Option(
+        "--with",
+        metavar="NAME,...",
+        help="ideas to put on the method; see `equipoise components`",
+        autocompletion=completion.components,
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
@@ -41,7 +49,12 @@ Track = Annotated[list[str] | None, typer.Option(help="also to tensorboard or ml
 
 def run(
     source: Annotated[
-        str | None, typer.Argument(metavar="[PRESET|FILE|RUN]", help="a preset, a TOML file, or a run to go on with")
+        str | None,
+        typer.Argument(
+            metavar="[PRESET|FILE|RUN]",
+            help="a preset, a TOML file, or a run to go on with",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     method: Method = None,
     data: Data = None,
@@ -131,10 +144,18 @@ def _show(result: Any) -> None:
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="METHOD...|RUN...", help="methods to train, or finished runs")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...|RUN...", help="methods to train, or finished runs", autocompletion=completion.methods
+        ),
+    ],
     data: Data = None,
     root: Root = None,
-    preset: Annotated[str | None, typer.Option(help="a preset or TOML file that all runs start from")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="a preset or TOML file that all runs start from", autocompletion=completion.presets),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method, with seeds from 1")] = 3,
     rounds: Rounds = None,
     epochs: Epochs = None,

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli import completion
 from equipoise.cli.screen import console
 from equipoise.core.errors import UserError
 
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def study(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="a study's name or TOML file; `list`: name them")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a study's name or TOML file; `list`: name them", autocompletion=completion.studies
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="the study gets a folder of its name in here")] = Path("studies"),
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     together: Annotated[int, typer.Option(min=1, help="runs that share the device in this process")] = 1,
@@ -47,6 +53,9 @@ def study(
 
     Run the grid of a study, go on where it stopped, and write its tables, statistics and report.
     """
+    if source == "list":
+        list_studies()
+        return
     from equipoise.cli.study_tables import print_plan
     from equipoise.engine.runs import refuse_twice
     from equipoise.studies.checks import Checks, check_common_sets
@@ -54,9 +63,6 @@ def study(
     from equipoise.studies.runner import Outcome
     from equipoise.studies.study_file import load_study
 
-    if source == "list":
-        list_studies()
-        return
     config = load_study(source)
     folder = out / config.name
     outcome = Outcome()

@@ -1,18 +1,11 @@
 """Checks of arguments that several pure functions share."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from equipoise.core.errors import UserError
-from equipoise.core.lazy import Later
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
-else:
-    np = Later("numpy")
 
 
 def check_choice(argument: str, value: str, known: Collection[str]) -> None:

@@ -1,5 +1,5 @@
-"""Names and modules that are imported when they are first asked for: the command line passes through packages whose
-contents need torch or numpy, and must not wait for them to print a version or a help page."""
+"""Names that a package imports when they are first asked for: the command line passes through packages whose contents
+need torch, and must not wait for it to print a version or a help page."""
 
 from collections.abc import Callable, Collection
 from importlib import import_module
@@ -17,14 +17,3 @@ def on_demand(package: str, names: Collection[str], *homes: str) -> Callable[[st
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find
-
-
-class Later:
-    """A module that is imported when something in it is first asked for."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        vars(self)[name] = found = getattr(import_module(self._name), name)
-        return found

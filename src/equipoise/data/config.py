@@ -8,10 +8,10 @@ from pydantic import Field, field_validator
 
 from equipoise.core.table import LATER, Table
 from equipoise.data.layouts import Layout
+from equipoise.data.nifti import Plane
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
-Plane = Literal["sagittal", "coronal", "axial"]
 
 
 class PhantomConfig(Table):

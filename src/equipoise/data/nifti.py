@@ -10,13 +10,13 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from equipoise.core.errors import UserError, install
-from equipoise.data.config import Plane
 
+Plane = Literal["sagittal", "coronal", "axial"]
 PLANES = get_args(Plane)  # by the axis that they cut
 SUFFIXES = (".nii", ".nii.gz")
 #: what the names of masks end in, after the name of their volume

@@ -16,7 +16,6 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.core.errors import UserError
 from equipoise.data import nifti
-from equipoise.data.config import Plane
 from equipoise.data.dicom import Window, is_dicom, windowed
 
 #: files with several images that stay in memory while these are read
@@ -29,7 +28,7 @@ class Frame(NamedTuple):
     """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane."""
 
     number: int
-    plane: Plane = "axial"
+    plane: nifti.Plane = "axial"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from equipoise.engine.cohort import Cohort
 from equipoise.engine.payload_files import SpilledPayload, read_payload, safe_name, write_payload
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, SiteStates, read_state, write_state
+from equipoise.engine.together import groups, perform_together
 from equipoise.engine.training import SiteData, Steps
 from equipoise.methods import get_method
 
@@ -97,6 +98,16 @@ class LocalEngine(Engine):
                 path = folder / "personal" / f"{safe_name(site)}.safetensors"
                 write_payload(path, own if kept is None else {**own, KEPT: kept})
 
+    def groups(self, requests: Sequence[Request], ask: Ask) -> list[list[int]]:
+        """The places of requests that are performed together: small sites that measure one model."""
+        shared = not any(isinstance(value, PerSite) for value in ask.payload.values())
+        return groups(
+            requests,
+            lambda request: shared and self.states.current(request.site) is None,
+            self._sites.__getitem__,
+            self.setting.config.evaluation.batch_size,
+        )
+
     def data(self, name: str) -> SiteData:
         """The images of a site, a common set or a cohort: memory maps on a CPU, resident on a GPU."""
         if self.setting.device.type != "cuda":
@@ -115,8 +126,14 @@ class _InProcess:
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
         states, in_memory = self.engine.states, 0
-        outcomes: list[Outcome | SiteFailure] = []
-        for request in requests:
+        outcomes: dict[int, Outcome | SiteFailure] = {}
+        for places in self.engine.groups(requests, ask):
+            if len(places) > 1:
+                together = [requests[place] for place in places]
+                message, sites = ask.message(together[0].site), [self.engine.data(r.site) for r in together]
+                outcomes |= zip(places, (yield from perform_together(self.slot, together, message, sites)))
+                continue
+            request = requests[places[0]]
             data = self.engine.data(request.site)
             elsewhere = self.engine.data(request.data) if request.data else None
             try:
@@ -124,7 +141,7 @@ class _InProcess:
                     request, ask.message(request.site), states.load(request.site), data, elsewhere
                 )
             except SiteFailure as failure:
-                outcomes.append(failure)
+                outcomes[places[0]] = failure
                 continue
             if outcome.kept is not None:
                 states.put(request.site, version, outcome.kept)
@@ -134,8 +151,8 @@ class _InProcess:
                 path = self.engine.exchange / f"reply-{request.index}-{safe_name(request.site)}.safetensors"
                 write_payload(path, outcome.payload)
                 outcome.payload = SpilledPayload(path)
-            outcomes.append(outcome)
-        return outcomes
+            outcomes[places[0]] = outcome
+        return [outcomes[place] for place in range(len(requests))]
 
     def close(self) -> None:
         """Nothing to end."""
@@ -162,41 +179,51 @@ class _Pool:
         if requests and not per_site:
             write_payload(shared, ask.message(requests[0].site))
         engine.states.flush()
-        futures = []
-        for request in requests:
+        futures: dict[tuple[int, ...], Future[list[Answer]]] = {}
+        for places in engine.groups(requests, ask):
+            if len(places) > 1:
+                futures[tuple(places)] = self.pool.submit(_measure, [requests[place] for place in places], shared)
+                continue
+            request = requests[places[0]]
             message = shared
             if per_site:
                 message = shared.with_name(f"{shared.stem}-{safe_name(request.site)}.safetensors")
                 write_payload(message, ask.message(request.site))
             current = engine.states.current(request.site)
             kept = engine.states.path(request.site, current) if current else None
-            reply = engine.exchange / f"reply-{engine._index}-{safe_name(request.site)}.safetensors"
             after = engine.states.path(request.site, version) if version else None
-            futures.append(self.pool.submit(_work, request, message, kept, reply, after))
-        outcomes: list[Outcome | SiteFailure] = []
-        for request, future in zip(requests, futures):
+            futures[tuple(places)] = self.pool.submit(_work, request, message, kept, self._reply(request), after)
+        outcomes: dict[int, Outcome | SiteFailure] = {}
+        for group, future in futures.items():
             yield
             try:
-                outcome, measures, wrote_state = future.result()
+                found = future.result()
             except SiteFailure as failure:
-                outcomes.append(failure)
+                outcomes[group[0]] = failure
                 continue
             except BrokenProcessPool:
                 raise UserError(
                     "a worker process was ended from outside (out of memory?); "
                     "try fewer --workers, and --resume to go on after the last complete round"
                 ) from None
-            if wrote_state:
-                engine.states.note(request.site, version)
-            outcome.measures = {
-                name: {key: torch.from_numpy(value) for key, value in counts.items()}
-                for name, counts in measures.items()
-            }
-            if request.action != EVALUATE:
-                path = engine.exchange / f"reply-{engine._index}-{safe_name(request.site)}.safetensors"
-                outcome.payload = SpilledPayload(path)
-            outcomes.append(outcome)
-        return outcomes
+            for place, answer in zip(group, found):
+                outcomes[place] = self._received(requests[place], version, *answer)
+        return [outcomes[place] for place in range(len(requests))]
+
+    def _reply(self, request: Request) -> Path:
+        """Where a worker writes what a site replies."""
+        return self.engine.exchange / f"reply-{self.engine._index}-{safe_name(request.site)}.safetensors"
+
+    def _received(self, request: Request, version: str, outcome: Outcome, measures: Any, wrote_state: bool) -> Outcome:
+        """An outcome as a worker gave it, with tensors for arrays and the reply that lies in a file."""
+        if wrote_state:
+            self.engine.states.note(request.site, version)
+        outcome.measures = {
+            name: {key: torch.from_numpy(value) for key, value in counts.items()} for name, counts in measures.items()
+        }
+        if request.action != EVALUATE:
+            outcome.payload = SpilledPayload(self._reply(request))
+        return outcome
 
     def close(self) -> None:
         """End the workers."""
@@ -237,7 +264,11 @@ def _start_worker(config: Config, method: Method | None, federation: Federation)
     _worker = _Worker(config, method or get_method(config.method), federation)
 
 
-def _work(request: Request, message: Path, kept: Path | None, reply: Path, after: Path | None) -> Any:
+Answer = tuple[Outcome, dict[str, dict[str, Any]], bool]
+"""What a worker hands back: an outcome without tensors, what was measured as arrays, whether it wrote a state."""
+
+
+def _work(request: Request, message: Path, kept: Path | None, reply: Path, after: Path | None) -> list[Answer]:
     assert _worker is not None
     worker = _worker
     elsewhere = worker.data(request.data) if request.data else None
@@ -247,5 +278,17 @@ def _work(request: Request, message: Path, kept: Path | None, reply: Path, after
         write_payload(reply, outcome.payload)
     if outcome.kept is not None and after is not None:
         write_state(after, outcome.kept)
+    return [_answer(outcome, outcome.kept is not None and after is not None)]
+
+
+def _measure(requests: Sequence[Request], message: Path) -> list[Answer]:
+    """The answers to a group of requests."""
+    assert _worker is not None
+    sites = [_worker.data(request.site) for request in requests]
+    outcomes = exhaust(perform_together(_worker.slot, requests, read_payload(message), sites))
+    return [_answer(outcome, False) for outcome in outcomes]
+
+
+def _answer(outcome: Outcome, wrote_state: bool) -> Answer:
     measures = {name: {k: v.numpy() for k, v in counts.items()} for name, counts in outcome.measures.items()}
-    return Outcome(facts=outcome.facts), measures, outcome.kept is not None and after is not None
+    return Outcome(facts=outcome.facts), measures, wrote_state

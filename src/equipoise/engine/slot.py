@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from equipoise.engine.training import (
 )
 
 EVALUATE = "evaluate"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,14 @@ class Slot:
                 if measured.has(part):
                     logits = logits_of(client, measured[part], self.augmentation, view)
                     yield from self._settle()
-                    counts = client.setting.task.measure(logits, measured[part].labels)
-                    if request.scores:
-                        counts |= {"scores": logits.softmax(1).cpu(), "labels": measured[part].labels.cpu()}
-                    measures[f"{view}.{part}"] = counts
+                    measures[f"{view}.{part}"] = counted(client, logits, measured[part].labels, request.scores)
         return measures
+
+
+def counted(client: Client, logits: Tensor, labels: Tensor, scores: bool) -> Tensors:
+    """The counts of logits (n, C) and labels (n,); with each image's `scores` where asked for."""
+    counts = client.setting.task.measure(logits, labels)
+    return counts | ({"scores": logits.softmax(1).cpu(), "labels": labels.cpu()} if scores else {})
 
 
 def cloned(tensors: Tensors) -> Tensors:
@@ -198,8 +202,8 @@ def cloned(tensors: Tensors) -> Tensors:
     return dict(zip(tensors, clone_all([tensor.detach() for tensor in tensors.values()])))
 
 
-def exhaust(work: Generator[None, None, Outcome]) -> Outcome:
-    """Run a request to its end at once."""
+def exhaust(work: Generator[None, None, T]) -> T:
+    """Run a request, or several, to the end at once."""
     while True:
         try:
             next(work)

@@ -27,6 +27,17 @@ CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
 RESIDENT_SHARE = 0.4
 
 
+class Readable(Protocol):
+    """Images that are read in batches."""
+
+    device: torch.device
+
+    def __len__(self) -> int: ...
+
+    def read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Images, uint8 (b, C, H, W), and labels (b,) at `positions` (b,), which lie on the host."""
+
+
 class Part:
     """One part of a site's images as the loop reads them: uint8 batches and labels on the device.
 
@@ -214,7 +225,7 @@ def _layout(client: Client, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scan(client: Client, part: Part, augmentation: Augmentation, work: Scan, *which: int) -> Tensors:
+def scan(client: Client, part: Readable, augmentation: Augmentation, work: Scan, *which: int) -> Tensors:
     """Run `work.function` over the part in eval mode and reduce what it gives; `which` of a round's passes this is."""
     client.workplace.set_mode(False)
     results: dict[str, list[Tensor]] = {}
@@ -251,11 +262,15 @@ def evaluate(
     return {name: {"confusion": value} for name, value in sums.items()}
 
 
-def logits_of(client: Client, part: Part, augmentation: Augmentation, view: str) -> Tensor:
+def logits_of(client: Client, part: Readable, augmentation: Augmentation, view: str) -> Tensor:
     """(n, C) logits of one of the client's models on a part, in the order of the data."""
+    return torch.nan_to_num(raw_logits(client, part, augmentation, view))  # a diverged model is measured like any other
+
+
+def raw_logits(client: Client, part: Readable, augmentation: Augmentation, view: str) -> Tensor:
+    """As `logits_of`, with NaN and infinity where the model gives them."""
 
     def predict(batch: Batch) -> Tensors:
         return {"logits": client.predict(view, batch)}
 
-    logits = scan(client, part, augmentation, Scan("", predict, reduce="concatenate"))["logits"].float()
-    return torch.nan_to_num(logits)  # a model that diverged is measured like any other
+    return scan(client, part, augmentation, Scan("", predict, reduce="concatenate"))["logits"].float()

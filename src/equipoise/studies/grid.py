@@ -13,8 +13,6 @@ from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.table import dotted
-from equipoise.engine.runs import make_config, refuse_idle_options
-from equipoise.methods import all_options, get_method, method_names
 from equipoise.studies.study_file import DataSet, Row, StudyConfig
 
 
@@ -106,6 +104,9 @@ def strangers(study: StudyConfig, folder: Path) -> list[str]:
 
 def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) -> Config:
     """The config of one run: preset, study, data set, row, then `key=value` settings of the command line."""
+    from equipoise.engine.runs import make_config, refuse_idle_options
+    from equipoise.methods import get_method
+
     tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
     over = [setting for table in tables for setting in as_settings(table)]
     if (cell.row.view or study.scope) == "trained":
@@ -150,6 +151,8 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     once, and options of other methods do not count; the precision does. A setting that the run's version did not know
     yet, or an option that it did not write down, was at its default.
     """
+    from equipoise.methods import all_options, method_names
+
     usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
     defaults = {"methods": {short_name(planned.method): all_options(planned.method, {})}}
     found = usual | dotted(defaults) | dotted(recorded)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from equipoise.contract.config import Table, parse_toml, validated
+from equipoise.core.definitions import modules_in
 from equipoise.core.errors import UserError
 from equipoise.core.outside import is_outside
-from equipoise.methods import method_names
 from equipoise.metrics import METRICS
 
 #: the metrics of a study that names none
@@ -188,7 +188,7 @@ def load_study(source: str) -> StudyConfig:
         study = study.model_copy(update={"preset": str(beside)})
     if study.all_methods:
         named = {row.name.casefold() for row in study.rows}
-        more = tuple(Row(name=name, method=name) for name in method_names() if name not in named)
+        more = tuple(Row(name=name, method=name) for name in modules_in("methods") if name not in named)
         study = study.model_copy(update={"rows": tuple(sorted(study.rows + more, key=lambda row: row.name))})
     _check_methods(study, source)
     return study
@@ -196,7 +196,7 @@ def load_study(source: str) -> StudyConfig:
 
 def _check_methods(study: StudyConfig, source: str) -> None:
     """Refuse rows of methods that do not exist, and options of methods that no row has."""
-    known, methods = method_names(), {row.method.split("+")[0] for row in study.rows}
+    known, methods = list(modules_in("methods")), {row.method.split("+")[0] for row in study.rows}
     for row in study.rows:
         if row.method.split("+")[0] not in known and not is_outside(row.method):
             raise UserError(f"{source}: row {row.name}: there is no method '{row.method}'; methods: {', '.join(known)}")
