@@ -11,6 +11,7 @@ from sklearn import metrics as reference
 
 from equipoise.core.errors import UserError
 from equipoise.metrics import (
+    Tally,
     accuracy,
     balanced_accuracy,
     balanced_auc,
@@ -20,6 +21,7 @@ from equipoise.metrics import (
     from_confusion,
     holm,
     macro_f1,
+    measure,
     paired_t_test,
     per_class_auc,
     wilcoxon_test,
@@ -209,3 +211,30 @@ def test_holm_leaves_comparisons_that_could_not_be_made_uncounted():
 def test_holm_is_between_no_correction_and_bonferroni(values):
     for value, corrected in zip(values, holm(values)):
         assert value <= corrected <= min(1.0, len(values) * value) + 1e-12
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples)
+def test_precision_is_scikit_learns_over_the_classes_present(pair):
+    labels, predictions = pair
+    tally = Tally({"confusion": confusion_matrix(labels, predictions, CLASSES)})
+    present = np.unique(labels)
+    expected = reference.precision_score(labels, predictions, labels=present, average=None, zero_division=0)
+    assert tally.precision[present] == pytest.approx(expected)
+    assert np.isnan(np.delete(tally.precision, present)).all()
+
+
+def test_fedbms_score_is_the_sum_that_its_authors_choose_rounds_by():
+    draws = np.random.default_rng(0)
+    labels, probabilities = np.arange(60) % CLASSES, softmax(draws.normal(size=(60, CLASSES)))
+    predictions = probabilities.argmax(1)
+    counts = {"confusion": confusion_matrix(labels, predictions, CLASSES), "auc": per_class_auc(labels, probabilities)}
+    expected = (
+        reference.accuracy_score(labels, predictions)
+        + reference.recall_score(labels, predictions, average="micro")
+        + reference.precision_score(labels, predictions, average="macro", zero_division=0)
+        + reference.f1_score(labels, predictions, average="macro")
+        + reference.roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
+    )
+    assert "fedbm_score" not in measure(counts)
+    assert measure(counts, "fedbm_score")["fedbm_score"] == pytest.approx(expected)

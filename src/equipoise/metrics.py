@@ -51,6 +51,13 @@ class Tally:
         true, predicted = self.confusion.sum(1), self.confusion.sum(0)
         return _ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
 
+    @cached_property
+    def precision(self) -> Floats:
+        """(C,) share of right ones among predictions of a class, 0 without any; nan for a class without samples."""
+        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        found = self.confusion.diagonal() / np.maximum(predicted, 1)
+        return np.where(true > 0, found, np.nan)
+
     @property
     def accuracy(self) -> float:
         """Share of samples that are predicted right."""
@@ -91,6 +98,8 @@ class Metric:
     """Whether the report of a run draws its learning curves."""
     opens: bool = False
     """Whether it is one of the few numbers that open the report of a run."""
+    always: bool = True
+    """Whether every run measures it; else only runs that choose rounds by it do."""
     has_retrogress: bool = True
     """Whether a study draws the drop of this score after communication; else that of the first metric."""
 
@@ -147,6 +156,19 @@ METRICS: tuple[Metric, ...] = (
         opens=True,
     ),
     Metric(
+        "fedbm_score",
+        "Sum of scores (FedBM)",
+        lambda tally: (
+            2 * tally.accuracy  # FedBM's authors add micro recall as well, which is accuracy
+            + sum(_over_present(np.mean, values) for values in (tally.precision, tally.f1, tally.areas))
+        ),
+        needs="auc",
+        chooses=True,
+        in_tables=False,
+        always=False,
+        has_retrogress=False,
+    ),
+    Metric(
         "ece",
         "ECE",
         lambda tally: ece_from_bins(*tally.counts["calibration"]),
@@ -167,13 +189,14 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def measure(counts: Mapping[str, ArrayLike]) -> dict[str, Any]:
+def measure(counts: Mapping[str, ArrayLike], also: str = "") -> dict[str, Any]:
     """Every metric that these counts allow, and the list `recall` of the classes; nan where one is undefined.
 
-    A class without samples is in no mean, also where it was predicted.
+    A class without samples is in no mean, also where it was predicted. `also` names a metric that few runs measure.
     """
     tally = Tally(counts)
-    numbers = {metric.name: metric.of(tally) for metric in METRICS if metric.needs in counts}
+    wanted = [metric for metric in METRICS if metric.always or metric.name == also]
+    numbers = {metric.name: metric.of(tally) for metric in wanted if metric.needs in counts}
     return {**numbers, "recall": tally.recall.tolist()}
 
 

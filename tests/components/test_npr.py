@@ -281,3 +281,27 @@ def test_a_forward_pass_without_features_is_refused_with_a_message():
 def test_training_by_nothing_is_refused():
     with pytest.raises(UserError, match=r"leaves nothing to train"):
         tiny_config("fedavg", "npr.supervised=false")
+
+
+RELEASED_TO = torch.tensor([True, True, False, False])
+
+
+@pytest.mark.parametrize("classes", ["present", "all"])
+def test_classes_that_a_site_lacks_compete_where_asked_for(classes):
+    """With all classes, layer norm and softmax are over all, absent ones as the random directions that were drawn."""
+    npr = Workplace("fedavg", "npr.weight=0.1", f"npr.classes='{classes}'").npr
+    npr.clustered.copy_(RELEASED_TO)
+    draws = torch.Generator().manual_seed(0)
+    features = torch.randn(6, npr.subclusters.shape[-1], generator=draws)
+    labels = torch.arange(6) % 2
+    batch = Batch(image=torch.zeros(6, 3, 16, 16), label=labels)
+    cosines = torch.einsum("bd,ckd->bck", F.normalize(features, dim=1), F.normalize(npr.subclusters, dim=-1)).amax(-1)
+    scores = F.layer_norm(cosines, (4,)) if classes == "all" else F.layer_norm(cosines[:, :2], (2,))
+    found = npr.pull(batch, SimpleNamespace(features=features))
+    torch.testing.assert_close(found, F.cross_entropy(scores, labels))
+
+
+def test_fednpr_can_be_set_as_released_as_a_whole(tmp_path):
+    released = ("npr.weight=1", "npr.cluster='released'", "npr.view='augmented'", "npr.classes='all'")
+    folder = run_tiny(tmp_path, "fednpr-per", *released)
+    assert not [text for text in events(folder, "start")[0]["warnings"] if "npr" in text]

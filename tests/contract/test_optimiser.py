@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients import new_client
+from clients import new_client, noise_batch
 from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.optimiser import Optimiser, _laid_out_like, clip_by_norm
 
@@ -57,6 +57,51 @@ def test_adam_makes_weight_decay_as_long_as_any_gradient_and_adamw_does_not():
 
     torch.testing.assert_close(after_a_step("adam"), torch.full((2,), 1 - 0.01), rtol=1e-4, atol=0)
     torch.testing.assert_close(after_a_step("adamw"), torch.full((2,), 1 - 0.01 * 5e-4))
+
+
+def one_step(name: str, spared: bool, gradient: torch.Tensor) -> torch.Tensor:
+    """A head (3, 2) of ones after a step with decay, at a site without images of the last class."""
+    head, other = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))
+    config = OptimiserConfig(name=name, lr=0.1, momentum=0.9, weight_decay=0.3, decay_absent=not spared)
+    counts = torch.tensor([4.0, 1.0, 0.0])
+    optimiser = Optimiser([("head.weight", head), ("body", other)], config, rows=[0], class_counts=counts)
+    optimiser.lr.fill_(0.1)
+    for _ in range(3):
+        optimiser.update([gradient, torch.ones(2)])
+    return torch.cat([head.detach(), other.detach()[None]])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_decay_spares_the_rows_of_absent_classes_and_nothing_else(name):
+    gradient = torch.tensor([[0.1, -0.2], [0.3, 0.1], [0.0, 0.0]])
+    usual, spared = (one_step(name, kind, gradient) for kind in (False, True))
+    assert torch.equal(spared[2], torch.ones(2)) and not torch.equal(usual[2], torch.ones(2))
+    torch.testing.assert_close(spared[[0, 1, 3]], usual[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrod", "prr", "fediic", "fednpr-per"])
+def test_the_rows_of_classes_are_those_of_linear_heads(method):
+    optimiser = new_client(method).workplace.phases["main"].optimiser
+    named = {name for place, name in enumerate(optimiser.names) if place in optimiser.rows}
+    assert named == {name for name in optimiser.names if "head." in name}
+    assert all(optimiser.parameters[place].shape[0] == 4 for place in optimiser.rows)
+
+
+@pytest.mark.parametrize("method", ["fedbm", "fedetf", "fednh"])
+def test_a_head_whose_outputs_are_not_classes_has_no_such_rows(method):
+    assert not new_client(method).workplace.phases["main"].optimiser.rows
+
+
+def test_in_a_run_absent_classes_keep_the_rows_that_a_site_received():
+    settings = ("train.loss='balanced_softmax'", "train.optimiser.name='adam'", "train.optimiser.weight_decay=0.01")
+    moved = {}
+    for spared in (False, True):
+        client = new_client("fedavg", *settings, f"train.optimiser.decay_absent={str(not spared).lower()}")
+        before = client.net.head.weight.detach().clone()
+        for _ in range(3):
+            client.step([noise_batch()], client.workplace.phases["main"])
+        moved[spared] = (client.net.head.weight.detach() - before).abs().amax(1)
+    assert moved[True][3] < 0.1 * moved[False][3] and moved[True][:3].min() > moved[True][3]
 
 
 def test_each_model_is_clipped_as_if_the_others_were_not_there():

@@ -53,13 +53,23 @@ def test_a_client_says_whether_a_class_that_its_site_lacks_gets_a_gradient(metho
 
 @pytest.mark.parametrize("method", method_names())
 def test_by_their_defaults_only_losses_that_leave_classes_out_are_warned_of(method):
-    assert bool(told(method, *ADAM)) == (method in ("fediic", "fedlc"))
+    assert bool(told(method, *ADAM)) == (method in ("fediic", "fedlc", "fednpr", "fednpr-per", "fedrod"))
+
+
+@pytest.mark.parametrize(("gamma", "left_out"), [(1.0, True), (0.5, True), (0.2, False)])
+def test_balanced_softmax_is_warned_of_where_decay_outweighs_what_it_teaches_of_absent_classes(gamma, left_out):
+    """With gamma = 1 the share of such a class is 1e-9: its row's gradient is far below the decay of a usual weight."""
+    settings = ("train.loss='balanced_softmax'", f"balanced-softmax.gamma={gamma}")
+    client, batch = new_client("fedavg", *settings), noise_batch(size=12)
+    (gradient,) = torch.autograd.grad(client.loss(batch, client.forward(batch)), [client.net.head.weight])
+    decayed = 5e-4 * client.net.head.weight[3].detach().norm()
+    assert (gradient[3].norm() < decayed) == left_out == bool(told("fedavg", *ADAM, *settings))
 
 
 @pytest.mark.parametrize(("method", "settings"), WARNED.items())
 def test_a_caution_names_the_method_and_the_ways_out(method, settings):
     (text,) = told(method, *ADAM, *settings)
-    assert method in text and '"adamw"' in text and "weight_decay = 0" in text
+    assert method in text and "decay_absent = false" in text and '"adamw"' in text and "weight_decay = 0" in text
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_a_caution_names_the_method_and_the_ways_out(method, settings):
     [
         (*ADAM, "train.optimiser.name='adamw'"),
         (*ADAM, "train.optimiser.weight_decay=0"),
+        (*ADAM, "train.optimiser.decay_absent=false"),
         (*ADAM, "train.optimiser.name='sgd'"),
         (*ADAM, "npr.weight=0.1", "npr.supervised=false"),
     ],
@@ -106,6 +117,8 @@ def useless(*settings: str, method: str = "fedavg") -> list[str]:
         (("npr.temperature=0.5",), "npr.temperature = 0.5"),
         (("npr.weight=0.1", "npr.temperature=0.5"), "npr.temperature = 0.5"),
         (("evaluation.last=3",), "evaluation.last = 3"),
+        (("train.optimiser.decay_absent=false",), "train.optimiser.decay_absent = False"),
+        (("npr.classes=all",), "npr.classes = 'all'"),
         (("evaluation.rule=last", "evaluation.first_round=2"), "evaluation.first_round = 2"),
     ],
 )

@@ -277,3 +277,18 @@ def test_where_no_round_is_complete_the_most_complete_ones_compete():
 
 def test_the_last_round_is_the_last_whoever_is_missing():
     assert noted({1: COMPLETE, 2: FLATTERED}, "evaluation.rule='last'")["round"] == 2
+
+
+def test_the_last_round_is_reported_whatever_the_first_one_would_be(tmp_path):
+    """first_round may lie beyond the last round, as in a preset for longer runs, for it says nothing here."""
+    usual = run_tiny(tmp_path / "usual", "fedavg", "evaluation.rule='last'")
+    later = run_tiny(tmp_path / "later", "fedavg", "evaluation.rule='last'", "evaluation.first_round=41")
+    for kind in ("selection", "final"):
+        assert events(usual, kind) == events(later, kind)
+    assert events(later, "selection")[0]["round"] == 2
+
+
+def test_rounds_can_be_chosen_by_the_score_of_fedbms_authors(tmp_path):
+    folder = run_tiny(tmp_path, "fedavg", "evaluation.metric='fedbm_score'", "train.rounds=3")
+    (chosen,) = events(folder, "selection")
+    assert chosen["metric"] == "fedbm_score" and 0 < chosen["value"] < 5

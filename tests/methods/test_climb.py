@@ -226,3 +226,9 @@ def test_in_a_run_all_sites_are_measured_and_some_train(tmp_path):
     assert [sum("steps" in facts for facts in sites.values()) for sites in (first, second)] == [1, 1]
     assert first.keys() == site_sizes(*SHORT).keys() and len(second) == 1
     assert {name for name in server_state(folder) if name.startswith("shares/")} == {f"shares/{site}" for site in first}
+
+
+def test_no_dual_variable_grows_beyond_the_cap():
+    server = started("climb.eta_d=1000", "climb.epsilon=0", "climb.cap=7", *EACH_ROUND)
+    server.sides["duals"].ascend(measured({"a": 9.0, "b": 1.0, "c": 1.0, "d": 1.0}, {}))
+    assert [float(server.state.duals[site]) for site in "abcd"] == [7, 0, 0, 0]

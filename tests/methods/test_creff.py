@@ -193,3 +193,34 @@ def test_a_head_is_packed_and_unpacked_with_or_without_bias(bias):
     classifier = packed(head)
     assert classifier.shape == (CLASSES, SIZE + bias)
     assert_same_bits(unpacked(classifier, head), head)
+
+
+def a_round_with_classifiers_apart() -> tuple:
+    """A server whose retrained classifier is not the averaged head, its message, and its features before and after."""
+    server = new_server("creff", "creff.features=4", "creff.feature_steps=7", "creff.classifier_epochs=1")
+    state = server.state
+    state.classifier = normal(*state.classifier.shape, seed=7)
+    assert not torch.equal(state.classifier, packed(state.model))
+    before, classifier = state.features.clone(), state.classifier.clone()
+    sums = gradient_sums(normal(12, before.shape[-1], seed=1).relu(), torch.arange(12) % CLASSES, classifier) / 3
+    reply = {"examples": 12, "gradients": sums, "present": torch.ones(CLASSES, dtype=torch.bool)}
+    conversation = server.round(1, ("a",))
+    ask = next(conversation)
+    model = {name: t + 0.5 for name, t in copied(state.model).items()}
+    with pytest.raises(StopIteration):
+        conversation.send(Replies([Reply("a", {"model": model, **reply})]))
+    return server, ask.message("a"), classifier, sums, before
+
+
+def test_sites_are_sent_the_retrained_classifier_and_not_the_averaged_head():
+    _, message, classifier, _, _ = a_round_with_classifiers_apart()
+    assert torch.equal(message["classifier"], classifier)
+    assert not torch.equal(message["classifier"], packed(message["model"]))
+
+
+def test_features_are_matched_under_the_classifier_that_the_sites_had():
+    server, _, classifier, targets, before = a_round_with_classifiers_apart()
+    known = torch.ones(CLASSES, dtype=torch.bool)
+    for used, same in ((classifier, True), (packed(server.state.model), False)):
+        fitted = FeatureFitting(before, used, 0.1, 0.01, 32).match(before, used, targets, known, steps=7)
+        assert torch.equal(server.state.features, fitted) == same

@@ -27,7 +27,8 @@ def begun(alpha: float):
 
 @pytest.mark.parametrize("optimiser", [(), ADAM], ids=["sgd", "adam"])
 def test_without_the_dynamic_terms_it_is_fedavg_bit_for_bit(tmp_path, optimiser):
-    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, *optimiser)
+    as_released = ("train.optimiser.clip=10", "train.optimiser.weight_decay=0.001")
+    plain = run_tiny(tmp_path / "fedavg", "fedavg", *SHORT, *as_released, *optimiser)
     limit = run_tiny(tmp_path / "feddyn", "feddyn", *SHORT, "feddyn.alpha=0", *optimiser)
     assert_same_bits(all_state(plain), all_state(limit))
 
@@ -113,3 +114,9 @@ def test_the_server_takes_the_accumulated_drift_off_the_mean_but_not_off_statist
             else:
                 h[name] = h[name] - ALPHA / 4 * (1 + 3)
                 torch.testing.assert_close(tensor, mean - h[name] / ALPHA)
+
+
+def test_steps_are_clipped_and_decayed_as_released_unless_the_user_says_otherwise():
+    usual, own = new_server("feddyn").setting.config, new_server("feddyn", "train.optimiser.clip=3").setting.config
+    assert (usual.train.optimiser.clip, usual.train.optimiser.weight_decay) == (10, 1e-3)
+    assert (own.train.optimiser.clip, own.train.optimiser.weight_decay) == (3, 1e-3)

@@ -52,3 +52,17 @@ def test_predictions_are_not_restricted():
     client, batch = new_client("fedrs", "fedrs.alpha=0"), noise_batch()
     client.workplace.set_mode(False)
     assert torch.equal(client.predict("global", batch), client.net(batch.image))
+
+
+def test_graded_scales_every_class_by_its_share_of_the_most_frequent_one():
+    """alpha + (1 - alpha) n_c / n_max of 6, 3, 1 and no images."""
+    client, batch = new_client("fedrs", "fedrs.alpha=0.5", "fedrs.graded=true"), noise_batch()
+    out = client.outputs(batch)
+    scaled = out.logits * torch.tensor([1.0, 0.75, 0.5 + 0.5 / 6, 0.5])
+    torch.testing.assert_close(client.loss(batch, out), F.cross_entropy(scaled, batch.label))
+
+
+def test_graded_spares_no_class_where_all_are_equally_frequent():
+    even = (5.0, 5.0, 5.0, 5.0)
+    client, plain = (new_client(*which, class_counts=even) for which in (("fedrs", "fedrs.graded=true"), ("fedavg",)))
+    assert torch.equal(head_gradient(client), head_gradient(plain))

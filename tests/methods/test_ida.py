@@ -107,3 +107,10 @@ def sent_by(client) -> dict:
                     name: {"confusion": client.setting.task.confusion(predict(batch), batch.label)}
                     for name, predict in work.predictors.items()
                 }
+
+
+@pytest.mark.parametrize(("floor", "least"), [("classes", 1 / 4), ("sites", 1 / 2)])
+def test_the_floor_of_the_accuracy_is_chance_or_follows_the_number_of_sites(floor, least):
+    server = new_server("ida", "ida.distance=false", "ida.accuracy=true", f"ida.floor='{floor}'")
+    weights = weights_of(server, replies_of(server, [0.0, 0.0], accuracy=[0.1, 1.0]))
+    assert weights == pytest.approx([1 / least, 1.0])

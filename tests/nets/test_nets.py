@@ -362,3 +362,22 @@ def test_running_statistics_follow_as_fast_as_asked_for(name):
     assert norms and all(norm.momentum == 0.3 for norm in norms)
     own = [module.momentum for module in build(name).modules() if hasattr(module, "running_mean")]
     assert own == pytest.approx([0.01 if "efficientnet" in name else 0.1] * len(norms))
+
+
+def test_resnet_can_start_as_torchs_layers_draw_by_themselves():
+    """FedBM's released ResNet-18; MONAI draws its convolutions for the number of outputs, and so larger."""
+    usual, torchs = build("resnet18"), build("resnet18", init="torch")
+    for name, conv in torchs.body.named_modules():
+        if isinstance(conv, nn.Conv2d):
+            bound = conv.weight[0].numel() ** -0.5  # kaiming_uniform with a = sqrt(5)
+            assert conv.weight.abs().max() <= bound
+            assert float(conv.weight.std()) == pytest.approx(bound / 3**0.5, rel=0.03)
+            if conv.in_channels > 3:
+                assert usual.body.get_submodule(name).weight.square().sum() > 2.5 * conv.weight.square().sum()
+    assert same(torchs, build("resnet18", init="torch")) and not same(torchs, build("resnet18", init="torch", seed=1))
+
+
+@pytest.mark.parametrize("settings", [{"weights": "imagenet"}, {"name": "monai:DenseNet121"}])
+def test_torchs_first_weights_are_refused_where_weights_are_not_drawn(settings):
+    with pytest.raises(ValidationError, match="is for random weights of built-in nets"):
+        NetConfig(**{"name": "resnet18", "init": "torch", **settings})

@@ -12,6 +12,9 @@ from torch import Tensor
 from equipoise.contract.component import Component, SiteSide
 from equipoise.losses import balanced_softmax
 
+#: from this factor on, a class that the site lacks has a share of 1e-9 ** gamma, less than weight decay weighs
+FEW_LEFT = 0.5
+
 
 class BalancedSoftmaxSite(SiteSide):
     """Trains by this loss."""
@@ -34,6 +37,9 @@ class BalancedSoftmax(Component):
 
     def holds(self) -> AbstractSet[str]:
         return {"loss"} if self.gamma else set()
+
+    def lacks(self) -> AbstractSet[str]:
+        return {"absent classes"} if self.gamma >= FEW_LEFT else set()
 
     def needs(self) -> AbstractSet[str]:
         return {"supervised"}

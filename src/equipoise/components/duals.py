@@ -10,12 +10,13 @@ from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from equipoise.components._merging import average_by, site_weights, step_towards
 from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
+from equipoise.core.table import LATER
 from equipoise.nets import groups
 
 
@@ -43,13 +44,16 @@ class DualsServer(ServerSide):
         return sites
 
     def ascend(self, measured: Replies) -> None:
-        """lambda_i <- max(lambda_i + eta_d / N (f_i - mean f - epsilon), 0), at all sites that can be reached."""
+        """lambda_i <- max(lambda_i + eta_d / N (f_i - mean f - epsilon), 0), at all sites that can be reached.
+
+        As released, no dual variable grows beyond a cap.
+        """
         duals, shares = dict(self.state.duals), dict(self.state.shares)
         losses = [reply["loss"] / reply["examples"] for reply in measured]
         own = site_weights(measured, self.weighting)
         rate, limit = self.options.eta_d / len(duals), mean(losses, own) + self.options.epsilon
         for site, loss, share in zip(measured.sites, losses, own):
-            duals[site] = (duals[site] + rate * (loss - limit)).clamp(min=0)
+            duals[site] = (duals[site] + rate * (loss - limit)).clamp(min=0, max=self.options.cap)
             shares[site] = torch.tensor(share, dtype=torch.float64)
         self.state.duals, self.state.shares = duals, shares
 
@@ -108,6 +112,7 @@ class Duals(Component):
     eta_d: float = Field(2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none")
     epsilon: float = Field(0.01, ge=0, description="how far a site's loss may exceed the mean loss (FedIIC: 0.1)")
     primal_rounds: PositiveInt = Field(5, description="rounds from one dual step to the next")
+    cap: PositiveFloat = Field(100.0, description="largest dual variable (as released)", json_schema_extra=LATER)
 
     def holds(self) -> AbstractSet[str]:
         return {"merge"}
@@ -126,7 +131,7 @@ class Duals(Component):
         }
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {} if self.eta_d else dict.fromkeys(("epsilon", "primal_rounds"), "eta_d is 0")
+        return {} if self.eta_d else dict.fromkeys(("epsilon", "primal_rounds", "cap"), "eta_d is 0")
 
 
 COMPONENT = Duals

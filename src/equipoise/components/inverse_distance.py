@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from equipoise.components._merging import average_by, site_weights
 from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Evaluate, Payload, Replies, Tensors, Work
+from equipoise.core.table import LATER
 from equipoise.nets import all_but
 
 
@@ -37,7 +38,7 @@ class InverseDistanceServer(ServerSide):
         if self.options.size:
             weights *= torch.tensor(site_weights(updates))
         if self.options.accuracy:
-            chance = 1 / self.setting.num_classes
+            chance = 1 / (len(updates) if self.options.floor == "sites" else self.setting.num_classes)
             accuracies = self.server.own_entries(self.options, updates).values("accuracy")
             weights /= torch.tensor(accuracies).clamp(min=chance)
         return weights.tolist()
@@ -81,6 +82,13 @@ class InverseDistance(Component):
     size: bool = Field(False, description="number of images, as in FedAvg")
     accuracy: bool = Field(False, description="inverse training accuracy, the paper's INTRAC: against overfitted sites")
 
+    floor: Literal["classes", "sites"] = Field(
+        "classes",
+        description="least accuracy that counts: 1 / classes, which is chance, or 1 / sites, another reading of the "
+        "paper's 1 / K",
+        json_schema_extra=LATER,
+    )
+
     def holds(self) -> AbstractSet[str]:
         return {"merge"}
 
@@ -93,7 +101,8 @@ class InverseDistance(Component):
         return {"train": {"accuracy": Entry("accuracy of the trained net on the local training images", "share")}}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {"train.aggregation": "inverse-distance weighs the sites"}
+        idle = {} if self.accuracy else {"floor": "accuracy is false"}
+        return {"train.aggregation": "inverse-distance weighs the sites", **idle}
 
 
 COMPONENT = InverseDistance

@@ -69,7 +69,7 @@ class NprSite(SiteSide):
         return found
 
     def pull(self, batch: Batch, out: Any) -> Tensor:
-        """L_npr (Eq. 3) over the classes that have sub-clusters here."""
+        """L_npr (Eq. 3) over the classes that have sub-clusters here, or over all."""
         options = self.options
         return subcluster_regularisation(
             self.features(batch, out),
@@ -77,8 +77,12 @@ class NprSite(SiteSide):
             self.subclusters,
             options.normalise,
             options.temperature,
-            self.clustered,
+            self.competing(),
         )
+
+    def competing(self) -> Tensor | None:
+        """The mask (C,) of the classes in layer norm and softmax; None: all."""
+        return self.clustered if self.options.classes == "present" else None
 
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:
         """L_sup + lambda L_npr (Eq. 5), where L_sup is whatever the method minimises; or L_npr alone."""
@@ -91,7 +95,7 @@ class NprSite(SiteSide):
     def predict(self, view: str, batch: Batch) -> Tensor:
         """Scores by the nearest prototype (Table IV, without global supervision)."""
         options, features = self.options, self.features(batch, self.client.outputs(batch))
-        scores = subcluster_scores(features, self.subclusters, options.normalise, options.temperature, self.clustered)
+        scores = subcluster_scores(features, self.subclusters, options.normalise, options.temperature, self.competing())
         return scores.masked_fill(~self.clustered, ABSENT)
 
     def _unfit(self, why: str) -> UserError:

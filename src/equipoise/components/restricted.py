@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.contract.component import Component, SiteSide
-from equipoise.losses import restricted_logits
+from equipoise.core.table import LATER
+from equipoise.losses import graded_factors, restricted_logits
 
 
 class RestrictedSite(SiteSide):
@@ -19,6 +20,8 @@ class RestrictedSite(SiteSide):
     def logits(self, logits: Tensor) -> Tensor:
         if self.options.alpha == 1:
             return logits
+        if self.options.graded:
+            return logits * graded_factors(self.class_counts, self.options.alpha).to(logits.dtype)
         return restricted_logits(logits, self.class_counts > 0, self.options.alpha)
 
 
@@ -33,6 +36,12 @@ class Restricted(Component):
 
     alpha: float = Field(0.5, ge=0, le=1, description="factor of the logits of missing classes; 1: all alike")
 
+    graded: bool = Field(
+        False,
+        description="scale every class by alpha + (1 - alpha) n_c / n_max, as released; false: missing classes alone",
+        json_schema_extra=LATER,
+    )
+
     def needs(self) -> AbstractSet[str]:
         return {"supervised", "all classes", "sites"}
 
@@ -40,7 +49,7 @@ class Restricted(Component):
         return set() if self.alpha else {"absent classes"}  # such a class's logit is 0, whatever its weights are
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {"alpha": "1 leaves all logits as they are"} if self.alpha == 1 else {}
+        return dict.fromkeys(("alpha", "graded"), "alpha = 1 leaves all logits as they are") if self.alpha == 1 else {}
 
 
 COMPONENT = Restricted

@@ -22,7 +22,7 @@ from equipoise.contract.protocol import Action, Payload, Tensors, Train, Work
 from equipoise.contract.setting import Setting
 from equipoise.contract.workplace import Phase, Workplace
 from equipoise.losses import cross_entropy
-from equipoise.nets import groups
+from equipoise.nets import class_rows, groups
 
 #: gradients by parameter; a parameter without one is not among them
 Gradients = dict[Tensor, Tensor]
@@ -108,7 +108,7 @@ class Client:
 
         Where gradients are clipped, each of several models is clipped by its own norm.
         """
-        named = modules.items() if isinstance(modules, Mapping) else [("", modules)]
+        named = list(modules.items()) if isinstance(modules, Mapping) else [("", modules)]
         wanted = None if entries is None else set(entries)
         chosen = [
             (prefix, key, parameter)
@@ -118,8 +118,14 @@ class Client:
         ]
         parameters = [(f"{prefix}.{key}" if prefix else key, parameter) for prefix, key, parameter in chosen]
         models = [prefix for prefix, _, _ in chosen]
-        made = Optimiser(parameters, optimiser or self.config.train.optimiser, models)
+        per_class = {(p, key) for p, module in named for key in self.class_rows(module)}
+        rows = [place for place, (prefix, key, _) in enumerate(chosen) if (prefix, key) in per_class]
+        made = Optimiser(parameters, optimiser or self.config.train.optimiser, models, rows, self.class_counts)
         self.workplace.add_phase(name, Phase(made, norm, scheduled))
+
+    def class_rows(self, module: nn.Module) -> tuple[str, ...]:
+        """The parameters of a module that have a row for each class."""
+        return class_rows(module, self.num_classes)
 
     def holders(self) -> list[Any]:
         """The objects whose attributes are this client's tensors and modules."""

@@ -298,7 +298,14 @@ class ComposedClient(Composed, Client):
         parameters: list[Any] = [*zip(names, old.parameters, strict=True), *more]
         owners = [*models, *([name if apart else models[0]] * len(more))]
         self._extended = True
-        self.workplace.add_phase("main", Phase(Optimiser(parameters, old.config, owners), phase.norm, phase.scheduled))
+        per_class = self.class_rows(module)
+        rows = {len(names) + place for place, (key, _) in enumerate(module.named_parameters()) if key in per_class}
+        made = Optimiser(parameters, old.config, owners, old.rows | rows, self.class_counts)
+        self.workplace.add_phase("main", Phase(made, phase.norm, phase.scheduled))
+
+    def class_rows(self, module: nn.Module) -> tuple[str, ...]:
+        """None where a component makes logits of what the net's last layer puts out."""
+        return () if self._head else super().class_rows(module)
 
     # ---- actions -----------------------------------------------------------------------------------
 

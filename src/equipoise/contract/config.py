@@ -46,11 +46,17 @@ class OptimiserConfig(Table):
     momentum: Decay = Field(0.9, description="SGD only")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
     weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient; AdamW: by itself, times the rate")
+    decay_absent: bool = Field(
+        True,
+        description="false: weight decay spares the head's rows of classes that the site has no training image of",
+        json_schema_extra=LATER,
+    )
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
     clip: PositiveFloat | None = Field(None, description="largest norm of a step's gradient")
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {"betas": "SGD has none"} if self.name == "sgd" else {"momentum": f"{self.name} has betas instead"}
+        found = {"betas": "SGD has none"} if self.name == "sgd" else {"momentum": f"{self.name} has betas instead"}
+        return found if self.weight_decay else found | {"decay_absent": "weight_decay is 0"}
 
 
 class ScheduleConfig(Table):
@@ -132,7 +138,12 @@ class EvaluationConfig(Table):
         """Whether test scores of a round may be part of a run's results, as far as can be known before its end."""
         first = {"best": 1, "last": rounds, "mean_last": rounds - self.last + 1}[self.rule]
         measured = number % self.every == 0 or number == rounds
-        return measured and number >= max(self.first_round, first)
+        return measured and number >= max(self.earliest, first)
+
+    @property
+    def earliest(self) -> int:
+        """The first round that may be selected; where the last one is, `first_round` says nothing."""
+        return 1 if self.rule == "last" else self.first_round
 
     def reportable(self, rounds: int) -> list[int]:
         """All such rounds."""
@@ -172,13 +183,19 @@ class NprConfig(Table):
     clusters: PositiveInt = Field(4, description="K, sub-clusters of each class")
     cluster: Literal["sinkhorn", "random", "released"] = Field("sinkhorn", description="how features are sorted")
     normalise: Literal["layernorm", "none", "temperature"] = Field("layernorm", description="of the cosines")
+    classes: Literal["present", "all"] = Field(
+        "present",
+        description="classes that compete in layer norm and softmax: those with sub-clusters at the site; all (as "
+        "released): classes without any stand there as random directions",
+        json_schema_extra=LATER,
+    )
     temperature: PositiveFloat = Field(0.1, description="divides cosines where normalise is temperature")
     view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
     supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         if not self.weight:
-            keys = ("clusters", "cluster", "normalise", "temperature", "view")
+            keys = ("clusters", "cluster", "normalise", "classes", "temperature", "view")
             return dict.fromkeys(keys, "npr.weight is 0")
         return {} if self.normalise == "temperature" else {"temperature": f"npr.normalise is {self.normalise}"}
 
@@ -235,7 +252,7 @@ class Config(Table):
     def _consistent(self) -> Config:
         if self.name in (".", "..") or any(mark in self.name for mark in "/\\\0"):
             raise ValueError(f"name = {self.name!r} is no folder name; the run's place is --out")
-        if self.evaluation.first_round > self.train.rounds:
+        if self.evaluation.earliest > self.train.rounds:
             raise ValueError(
                 f"evaluation.first_round = {self.evaluation.first_round} lies after the last round "
                 f"(train.rounds = {self.train.rounds}): no round could be selected; set it to 1, say"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ class Optimiser:
     """Updates `parameters` in place by torch's fused kernels; the learning rate is a tensor on their device.
 
     `models` names the model that each parameter belongs to, where they belong to several: clipping couples none.
+    `rows` are the positions of parameters with a row for each class, and `class_counts` (C,) the site's images of each:
+    where the config says so, weight decay spares the rows of classes without any.
     """
 
     def __init__(
@@ -24,12 +26,15 @@ class Optimiser:
         parameters: Iterable[tuple[str, nn.Parameter]],
         config: OptimiserConfig,
         models: Sequence[str] | None = None,
+        rows: Collection[int] = (),
+        class_counts: Tensor | None = None,
     ):
         self.config = config
         named = list(parameters)
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
         self.models = list(models) if models is not None else [""] * len(named)
+        self.rows, self.class_counts = frozenset(rows), class_counts
         device = self.parameters[0].device
         self.lr = torch.zeros((), device=device)
         kinds = ("mean", "square") if config.name in ADAMS else ("momentum",) if config.momentum else ()
@@ -52,14 +57,38 @@ class Optimiser:
         grads = [_laid_out_like(gradient, self.parameters[i]) for i, gradient in found]
         if self.config.clip is not None:
             grads = clip_each(grads, [self.models[i] for i in used], self.config.clip)
+        if not (self.rows and self.config.weight_decay and not self.config.decay_absent):
+            self._move(used, grads, self.config.weight_decay)
+            return
+        classes = [place for place, i in enumerate(used) if i in self.rows]
+        others = [place for place, i in enumerate(used) if i not in self.rows]
+        self._move([used[p] for p in others], [grads[p] for p in others], self.config.weight_decay)
+        # The rows' decay is no part of the kernel's: a row without any stays where it is to the last bit.
+        decayed = [self._decayed(self.parameters[used[p]], grads[p]) for p in classes]
+        self._move([used[p] for p in classes], decayed, 0.0)
+
+    def _decayed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient with the decay of the classes that the site has; AdamW's moves the parameter itself."""
+        assert self.class_counts is not None
+        present = (self.class_counts > 0).to(parameter.dtype).reshape(-1, *[1] * (parameter.dim() - 1))
+        decay = self.config.weight_decay * present
+        if self.config.name == "adamw":
+            parameter.mul_(1 - self.lr * decay)
+            return gradient
+        return gradient + decay * parameter
+
+    def _move(self, used: Sequence[int], grads: Sequence[Tensor], weight_decay: float) -> None:
+        """Let torch's kernel move some parameters, by position."""
+        if not used:
+            return
         parameters = [self.parameters[i] for i in used]
         moments = [[self.moments[kind][i] for i in used] for kind in self.moments]
         if self.config.name == "sgd":
             torch._fused_sgd_(
                 parameters,
-                grads,
+                list(grads),
                 moments[0] if moments else [],
-                weight_decay=self.config.weight_decay,
+                weight_decay=weight_decay,
                 momentum=self.config.momentum,
                 lr=self.lr,
                 dampening=0.0,
@@ -72,7 +101,7 @@ class Optimiser:
             torch._foreach_add_(counts, 1)
             ADAMS[self.config.name](
                 parameters,
-                grads,
+                list(grads),
                 moments[0],
                 moments[1],
                 [],
@@ -80,7 +109,7 @@ class Optimiser:
                 lr=self.lr,
                 beta1=self.config.betas[0],
                 beta2=self.config.betas[1],
-                weight_decay=self.config.weight_decay,
+                weight_decay=weight_decay,
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,

@@ -34,7 +34,8 @@ class Setting:
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
         """The setting of a run."""
-        task, options = Classification(federation.classes), method.options_of(config)
+        task = Classification(federation.classes, config.evaluation.metric)
+        options = method.options_of(config)
         return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
 
     @property

@@ -46,6 +46,13 @@ def drop_later(table: Table, dumped: dict[str, Any]) -> None:
             drop_later(value, dumped[name])
 
 
+def written(table: Table) -> dict[str, Any]:
+    """A table as a config file holds it: without settings that earlier versions did not have, at their defaults."""
+    dumped = table.model_dump(mode="json", exclude_none=True)
+    drop_later(table, dumped)
+    return dumped
+
+
 def tables_in(table: Table, prefix: str = "") -> Iterator[tuple[str, Table]]:
     """The tables within a table, at any depth, by their dotted names."""
     for name in type(table).model_fields:

@@ -295,7 +295,7 @@ class Run:
         self._tell_undone(number)
         for score in scores:
             self._tell_score(score, number)
-        if number >= settings.first_round:
+        if number >= settings.earliest:
             missing = self.evaluator.unmeasured(self.selection.view, parts, scores)
             self._tell_incomplete(number, missing)
             self.selection.note(number, [*scores, *trained], missing)

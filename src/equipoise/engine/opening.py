@@ -119,14 +119,17 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
     config, optimiser = setting.config, setting.config.train.optimiser
     if optimiser.name != "adam" or not optimiser.weight_decay or not config.npr.supervised:
         return
+    if not optimiser.decay_absent:
+        return
     trained = [site["train"] for site in sites if any(site["train"])]
     missing_somewhere = any(any(counts) and not all(counts) for counts in zip(*trained, strict=True))
     lacks = setting.options.lacks().union(*(component.lacks() for component in method.components_of(config)))
     if missing_somewhere and "absent classes" in lacks:
         yield (
-            f"some sites lack classes that others have; {config.method} does not train the weights of such classes "
+            f"some sites lack classes that others have; {config.method} hardly trains the weights of such classes "
             "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
-            'often, or never. train.optimiser.name = "adamw" keeps weight decay apart; weight_decay = 0 leaves it out'
+            "often, or never. train.optimiser.decay_absent = false spares them; "
+            'name = "adamw" keeps weight decay apart; weight_decay = 0 leaves it out'
         )
 
 

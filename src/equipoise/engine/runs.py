@@ -12,7 +12,7 @@ from equipoise.components import component_names, component_of, defaults_of, get
 from equipoise.contract.config import Config, override, parse_config, parse_toml, read_raw
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
-from equipoise.core.table import dotted
+from equipoise.core.table import dotted, written
 from equipoise.data import load_federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.methods import all_options, get_method, method_names, option_tables
@@ -41,9 +41,9 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     config = parse_config(raw, option_tables(raw), where)
     table = short_name(name)
     options = {table: all_options(name, config.methods.get(table, {}))}
-    options |= {name: component_of(name, config).model_dump(mode="json") for name in added if name != "npr"}
-    written = config.methods | {key: table for key, table in options.items() if table}
-    config = config.model_copy(update={"methods": dict(sorted(written.items()))})
+    options |= {name: written(component_of(name, config)) for name in added if name != "npr"}
+    tables = config.methods | {key: table for key, table in options.items() if table}
+    config = config.model_copy(update={"methods": dict(sorted(tables.items()))})
     get_method(name).components_of(config)  # what does not fit together is told here, before anything is written
     return config
 

@@ -78,6 +78,12 @@ def restricted_logits(logits: Tensor, present: Tensor, alpha: float = 0.5) -> Te
     return torch.where(per_class("present", present.bool(), logits), logits, alpha * logits)
 
 
+def graded_factors(class_counts: Tensor, alpha: float = 0.5) -> Tensor:
+    """The factors (C,) of FedRS's released code, alpha + (1 - alpha) n_c / n_max: a missing class has alpha."""
+    counts = widened(class_counts)
+    return alpha + (1 - alpha) * counts / counts.max().clamp(min=1)
+
+
 def restricted_softmax(logits: Tensor, labels: Tensor, present: Tensor, alpha: float = 0.5) -> Tensor:
     """Cross entropy with the logits of locally missing classes scaled by alpha (FedRS, Li & Zhan, 2021).
 

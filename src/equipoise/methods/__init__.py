@@ -21,6 +21,7 @@ from equipoise.core.definitions import modules_in, summary
 from equipoise.core.errors import UserError
 from equipoise.core.outside import code_digest, find, give, is_outside, reachable, short_name
 from equipoise.core.suggestions import unknown
+from equipoise.core.table import written
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
@@ -97,4 +98,4 @@ def option_tables(keys: Iterable[str]) -> dict[str, type[Options]]:
 
 def all_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a method, with defaults where none are given; those that are None are left out."""
-    return get_method(name).options.model_validate(given).model_dump(mode="json", exclude_none=True)
+    return written(get_method(name).options.model_validate(given))

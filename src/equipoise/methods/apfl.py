@@ -1,7 +1,9 @@
 """APFL: each site predicts with a mixture of the weights of a net of its own and of the global net, and learns how much
 of each to take.
 
-Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020.
+Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020. The weights are mixed, as in
+the paper's Algorithm 1. A well-known re-implementation mixes the two nets' outputs, and adds 0.02 alpha to the slope of
+alpha; its figures are those of another method.
 """
 
 from __future__ import annotations

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.components.duals import Duals
 from equipoise.contract.component import Component
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
+from equipoise.core.table import LATER
 
 
 class Options(MethodOptions):
-    """CLIMB's dual ascent; the defaults are those that its authors released, whose code stops dual variables at 5."""
+    """CLIMB's dual ascent. eta_d and epsilon are those of scripts that its authors released beside their main code.
+
+    The main code has 1 for both and stops dual variables at 100. There a site's weight may fall below 0; here it stops
+    at 0.
+    """
 
     in_short: ClassVar[tuple[str, ...]] = ("climb.primal_rounds=1",)
 
@@ -28,6 +33,7 @@ class Options(MethodOptions):
     )
     epsilon: float = Field(0.01, ge=0, description="how far a site's loss may exceed the mean loss (FedIIC: 0.1)")
     primal_rounds: PositiveInt = Field(5, description="rounds from one dual step to the next")
+    cap: PositiveFloat = Field(100.0, description="largest dual variable (as released)", json_schema_extra=LATER)
 
     def components(self) -> Sequence[Component]:
         return [Duals(**self.model_dump())]

@@ -18,7 +18,11 @@ from equipoise.contract.method import Method
 
 
 class Options(MethodOptions):
-    """FedDyn's one number; its paper tunes it among 0.001, 0.01 and 0.1."""
+    """FedDyn's one number; its paper tunes it among 0.001, 0.01 and 0.1.
+
+    As in the released code, gradients are clipped at 10 and weights decay by 0.001 unless train.optimiser says
+    otherwise.
+    """
 
     alpha: float = Field(
         0.01, ge=0, description="weight of the dynamic terms (FedBM: 0.01); 0: without them and the correction, FedAvg"
@@ -35,4 +39,6 @@ METHOD = Method(
     year=2021,
     changes="loss (dynamic terms), server step",
     options=Options,
+    # As released: without them the weights grow from round to round.
+    defaults={"train": {"optimiser": {"clip": 10.0, "weight_decay": 1e-3}}},
 )

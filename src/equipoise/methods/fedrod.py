@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
+from equipoise.components.balanced_softmax import FEW_LEFT
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
 from equipoise.losses import balanced_softmax, cross_entropy
@@ -29,7 +30,8 @@ class Options(MethodOptions):
         return {"loss"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"supervised", "plain forward", "plain loss"}
+        few = {"absent classes"} if self.gamma >= FEW_LEFT else set()
+        return {"supervised", "plain forward", "plain loss", *few}
 
 
 class FedRoDClient(FedAvgClient):

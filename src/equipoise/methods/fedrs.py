@@ -14,17 +14,27 @@ from equipoise.components.restricted import Restricted
 from equipoise.contract.component import Component
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
+from equipoise.core.table import LATER
 
 
 class Options(MethodOptions):
-    """FedRS's one number. The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax)."""
+    """What FedRS scales logits by. Paper and released code differ under long tails: `graded` is the code.
+
+    The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax).
+    """
 
     alpha: float = Field(
         0.5, ge=0, le=1, description="factor of the logits of missing classes (FedIIC: 0); 1: all alike, FedAvg"
     )
 
+    graded: bool = Field(
+        False,
+        description="scale every class by alpha + (1 - alpha) n_c / n_max, as released; false: missing classes alone",
+        json_schema_extra=LATER,
+    )
+
     def components(self) -> Sequence[Component]:
-        return [Restricted(alpha=self.alpha)] if self.alpha < 1 else []
+        return [Restricted(alpha=self.alpha, graded=self.graded)] if self.alpha < 1 else []
 
 
 METHOD = Method(

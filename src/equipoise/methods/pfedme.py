@@ -28,12 +28,16 @@ from equipoise.nets import groups
 
 
 class Options(MethodOptions):
-    """pFedMe's two levels, each by plain descent at a constant rate of its own; train.optimiser plays no part."""
+    """pFedMe's two levels, each by plain descent at a constant rate of its own; train.optimiser plays no part.
+
+    The released rates are for many thousand local steps: with them the global model moves some 40 times slower than
+    FedAvg's. The defaults here suit rounds of one or a few epochs.
+    """
 
     regularisation: PositiveFloat = Field(15.0, description="lambda, the pull of personal models to the global one")
     inner_steps: PositiveInt = Field(5, description="K, steps on a batch towards the personal model")
-    personal_lr: PositiveFloat = Field(0.1, description="learning rate of these steps (released for MNIST: 0.1)")
-    eta: PositiveFloat = Field(0.005, description="rate at which a site's copy of the global model follows")
+    personal_lr: PositiveFloat = Field(0.02, description="learning rate of these steps (released for MNIST: 0.1)")
+    eta: PositiveFloat = Field(0.05, description="rate at which a copy of the global model follows (released: 0.005)")
     beta: PositiveFloat = Field(1.0, description="share of the sites' mean in the new global model (tuned: 2)")
 
     def holds(self) -> AbstractSet[str]:

@@ -107,6 +107,15 @@ def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:
     return tuple(entry for entry in net.state_dict() if entry not in left_out)
 
 
+def class_rows(module: nn.Module, num_classes: int) -> tuple[str, ...]:
+    """The parameters of a net, or of a linear head by itself, that have a row for each class."""
+    head = module.head if isinstance(module, Net) and module.has_head else module
+    if not isinstance(head, nn.Linear) or head.out_features != num_classes:
+        return ()
+    prefix = "" if head is module else "head."
+    return tuple(f"{prefix}{name}" for name, _ in head.named_parameters())
+
+
 def pooled(*layers: nn.Module) -> nn.Sequential:
     """The layers, then the mean over all pixels: feature maps (B, D, h, w) -> (B, D)."""
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

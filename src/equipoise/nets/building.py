@@ -33,6 +33,10 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
                 + ", ".join(STOCHASTIC_DEPTH)
             )
         net = PLAIN[config.name](num_classes, channels, config.dropout or 0.0)
+    if config.init == "torch":
+        for module in net.modules():
+            if isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.modules.batchnorm._BatchNorm):
+                module.reset_parameters()
     if config.norm_momentum is not None:
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

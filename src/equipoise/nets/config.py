@@ -20,6 +20,9 @@ class NetConfig(Table):
     weights: str = "none"
     """`none` (random), `imagenet` (downloaded or packaged), `pretrained` (of `hf:`, its default), or the path of a
     safetensors or torch file."""
+    init: Annotated[Literal["usual", "torch"], Field(json_schema_extra=LATER)] = "usual"
+    """How random weights of a built-in net are drawn: as its package does, or `torch`: as torch's layers do by
+    themselves (FedBM's released ResNet-18; MONAI draws convolutions with squared norms 3 to 6 times as large)."""
     dropout: Rate | None = None
     """Share of features dropped before the head; by default what the net's authors use."""
     drop_connect: Rate | None = None
@@ -61,6 +64,11 @@ class NetConfig(Table):
         for key in ("head", "norm", "arguments"):
             if getattr(self, key) is not None and not self.outside:
                 raise ValueError(f"net.{key} is for nets from outside, and {self.name} is built in; leave it out")
+        if self.init != "usual" and (self.outside or self.weights != "none"):
+            raise ValueError(
+                f"net.init = '{self.init}' is for random weights of built-in nets, and net.weights is "
+                f"'{self.weights}'; leave it out"
+            )
         if self.weights == "pretrained" and not self.name.startswith("hf:"):
             raise ValueError(f"net.weights = 'pretrained' is for hf: nets; {self.name} takes none, imagenet or a file")
         return self

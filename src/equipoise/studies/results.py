@@ -138,7 +138,7 @@ def _rule(config: dict[str, Any]) -> str:
     metric = title[0].lower() + title[1:]
     models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
     own = "for each site " if settings.select == "site" else ""
-    since = f", from round {settings.first_round} on" if settings.first_round > 1 else ""
+    since = f", from round {settings.first_round} on" if settings.earliest > 1 else ""
     match settings.rule:
         case "best":
             return f"{own}the round with the best validation {metric}{models}{since}"

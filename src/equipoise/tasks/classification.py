@@ -50,10 +50,15 @@ class Task:
 
 
 class Classification(Task):
-    """One label per image."""
+    """One label per image.
 
-    def __init__(self, classes: Sequence[str]):
+    Args:
+        also: a metric to measure besides those that every run does
+    """
+
+    def __init__(self, classes: Sequence[str], also: str = ""):
         self.classes = tuple(classes)
+        self.also = also
 
     def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
         size = self.num_classes
@@ -82,7 +87,7 @@ class Classification(Task):
 
     def summary(self, counts: Counts) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()
-        numbers = metrics.measure({name: value.numpy() for name, value in counts.items()})
+        numbers = metrics.measure({name: value.numpy() for name, value in counts.items()}, self.also)
         recall = numbers.pop("recall")
         return {
             "metrics": {name: _number(value) for name, value in numbers.items()},
