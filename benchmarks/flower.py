@@ -28,7 +28,7 @@ import torch
 from flwr.superlink.grid import HttpGrid
 
 from equipoise.contract.config import Config
-from equipoise.engine.runs import execute, make_config
+from equipoise.engine.runs import make_config, prepare_run
 from equipoise.hospitals import exchange as hospitals
 from equipoise.hospitals import journal, post
 from equipoise.hospitals.coordinator import conduct, running_superlink
@@ -144,7 +144,8 @@ def parts_of_a_round(clock: Clock, result: dict[str, Any], logs: list[Path]) -> 
 def measure(sites: int, rounds: int, net: str, folder: Path) -> list[dict[str, Any]]:
     """The same config on both engines."""
     config, clock = config_of(sites, rounds, net), Clock()
-    local = execute(config, folder / "local")
+    local = folder / "local"
+    prepare_run(config, local).execute()
     server, files = lay_out(folder / "consortium", config)
     settings = ServerFile.read(server)
     with timing(clock), running_superlink(settings, insecure=False) as superlink, running_sites(files):

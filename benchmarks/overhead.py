@@ -105,8 +105,9 @@ def engine(config: Config) -> float:
             nonlocal spent
             began = time.process_time()
             yield from steps(number)
-            run._checkpoint(number, 0.0)
-            spent += time.process_time() - began
+            if number:
+                run._checkpoint(number, 0.0)
+                spent += time.process_time() - began
 
         run._round = timed  # type: ignore[method-assign, assignment]
         run.execute()

@@ -17,7 +17,7 @@ from typing import Any
 
 from equipoise.contract.config import preset_names, read_raw
 from equipoise.core.errors import UserError
-from equipoise.engine.runs import execute, make_config
+from equipoise.engine.runs import make_config, prepare_run
 from equipoise.report import read_run
 from made_up import MAKERS
 
@@ -49,7 +49,7 @@ def try_preset(name: str, settings: list[str]) -> dict[str, Any]:
     try:
         config = make_config(name, settings)
         with tempfile.TemporaryDirectory() as folder:
-            execute(config, Path(folder) / "run")
+            prepare_run(config, Path(folder) / "run").execute()
             record = read_run(Path(folder) / "run")
     except UserError as problem:
         return {"runs": False, "why": str(problem).splitlines()[0]}

@@ -115,6 +115,13 @@ def test_methods_show_prints_the_disclosure_sheet(equipoise):
     assert all(f" {action} " in out for action in ("describe", "evaluate", "progress"))
 
 
+def test_methods_show_tells_what_a_composition_lets_out(equipoise):
+    code, out, _ = equipoise("methods", "show", "fedbn+margins+npr")
+    assert code == 0 and "margins.survey" in out and "class_loss" in out and "without norm layers" in out
+    code, out, err = equipoise("methods", "show", "fedbn+margins+cpa")
+    assert code == 2 and "margins" in err and "cpa" in err and not out
+
+
 @pytest.mark.parametrize("name", ["central", "fedlc", "fednpr-per"])
 def test_methods_show_describes_a_method_by_the_first_paragraph_of_its_own_file(equipoise, name):
     """Also where its server is another method's, as central's is FedAvg's."""

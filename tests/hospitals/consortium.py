@@ -71,8 +71,8 @@ def lay_out_consortium(folder: Path, *methods: str, **flower: float) -> Consorti
     config = tiny_config(methods[0])
     server, files = lay_out(folder, config, flower)
     allowed: dict[str, set[str]] = {}
-    for method in methods:
-        for action, entries in policy_for(get_method(method).client_class(config)).items():
+    for config in map(tiny_config, methods):
+        for action, entries in policy_for(get_method(config.method).client_class(config)).items():
             allowed.setdefault(action, set()).update(entries)
     policy = "[policy]\n" + "".join(f"{action} = {sorted(entries)}\n" for action, entries in allowed.items())
     for file in files.values():

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -175,7 +176,9 @@ def exposed(path: Path) -> bool:
     ("number", "status", "told"),
     [(signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
 )
-def test_a_stopped_server_names_who_stopped_it(tmp_path, number, status, told):
+def test_a_stopped_server_names_who_stopped_it(tmp_path, request, number, status, told):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, before))
     laid_out = lay_out_consortium(tmp_path / "consortium", "fedavg")
     with start_server(laid_out, tmp_path / "run", "fedavg", *BRIEF) as server:
         wait_for(lambda: "connected: nobody" in server.said(), LONG, "the wait for sites")

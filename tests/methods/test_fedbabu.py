@@ -64,7 +64,7 @@ def test_fine_tuning_moves_what_it_is_told_to(finetuned, moving):
 
 @pytest.mark.parametrize(("given", "scheduled"), [((), True), (("fedbabu.finetune_lr=0.3",), False)])
 def test_a_fine_tuning_rate_of_its_own_does_not_follow_the_schedule(given, scheduled):
-    phases = new_client("fedbabu", *given).phases
+    phases = new_client("fedbabu", *given).workplace.phases
     assert phases["finetune"].scheduled == scheduled and phases["main"].scheduled
 
 

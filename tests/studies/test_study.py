@@ -24,11 +24,12 @@ from equipoise.cli.study_tables import print_tables
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
 from equipoise.engine.events import first_event
-from equipoise.engine.runs import execute
+from equipoise.engine.runs import prepare_run
 from equipoise.methods import all_options, method_names
 from equipoise.statistics import compare_with_best, ranking, spread
 from equipoise.studies import load_study, study_names
 from equipoise.studies import runner as runner_module
+from equipoise.studies.archive import unpack
 from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import as_settings, cell_config, deviations, grid, known_cells, listed
 from equipoise.studies.results import collect
@@ -91,7 +92,7 @@ def straight(tmp_path_factory) -> Path:
     """The tiny study's runs, each alone and without a study around it."""
     folder = tmp_path_factory.mktemp("straight")
     for cell, config in planned(tiny_study(), folder):
-        execute(config, cell.folder)
+        prepare_run(config, cell.folder).execute()
     return folder
 
 
@@ -294,6 +295,7 @@ def with_all_options(recorded: dict[str, Any]) -> Config:
 
 def test_recorded_runs_are_those_that_their_study_plans():
     study, folder = load_study("prr-dermoscopy"), ROOT / "results" / "prr-dermoscopy"
+    unpack(folder)
     recorded = {cell.label: (cell, first_event(cell.folder / "events.jsonl")) for cell in known_cells(study, folder)}
     assert {"fedavg-seed1", "fedbn-seed1", "prr-seed1"} <= recorded.keys()
     for cell, start in recorded.values():

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equipoise.cli.grid_progress import GridProgress
 from rich.console import Console
 
+from equipoise.api.grid_progress import GridProgress
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import make_config
 from equipoise.report.latex import latex_text

@@ -18,7 +18,7 @@ from equipoise.core.outside import GIVEN
 from equipoise.core.table import dotted
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import refuse_foreign
-from equipoise.engine.runs import execute, make_config, refuse_idle_options
+from equipoise.engine.runs import make_config, prepare_run, refuse_idle_options
 from equipoise.engine.tracking import Trackers, check_trackers
 from equipoise.nets import outside as nets
 
@@ -139,7 +139,8 @@ def run_config(
     shown = is_watched(console) if progress is None else progress
     with Trackers(names, folder) as trackers:
         with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
-            execute(config, folder, resume, [display, trackers])
+            for _ in prepare_run(config, folder, [display, trackers]).steps(resume):
+                pass
         trackers.report = report.write_report([folder])
     from equipoise.api.result import Result  # its tables need pandas, for which the first step need not wait
 

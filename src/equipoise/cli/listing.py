@@ -50,23 +50,30 @@ def _costs(name: str) -> list[str]:
 
 @methods_app.command("show")
 def methods_show(
-    name: Annotated[str, typer.Argument(help="a method's name", autocompletion=completion.methods)],
+    name: Annotated[
+        str,
+        typer.Argument(help="a method, or a composition: fedbn+margins", autocompletion=completion.methods),
+    ],
 ) -> None:
     """Example: equipoise methods show fedavg
 
     Show a method: its paper, its options, and everything that leaves a site.
+
+    Of a composition such as fedbn+margins+npr, show what leaves a site with the default options.
     """
-    from equipoise.engine.disclosure import widest_sheet
+    from equipoise.engine.disclosure import run_sheet, widest_sheet
+    from equipoise.engine.runs import make_config
     from equipoise.methods import get_method
 
-    method = get_method(name)
+    method, config = get_method(name), make_config(method=name)
     console.print(f"[bold]{name}[/]  {method.summary}", highlight=False)
     console.print(f"paper: {method.paper}", highlight=False)
     console.print(f"changes: {method.changes}", highlight=False)
     costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
     console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
     sheet = Table("action", "entry", "what leaves the site", title="disclosure sheet")
-    for action, entries in widest_sheet(method).items():
+    leaves = run_sheet(method, method.client_class(config)) if config.components else widest_sheet(method)
+    for action, entries in leaves.items():
         for entry, text in entries.items():
             sheet.add_row(action, entry, text)
     console.print(sheet)

@@ -82,6 +82,7 @@ def run(
 
     With the folder of a run, go on with it: `equipoise run runs/mine --rounds 40`.
     """
+    from equipoise.api.training import run_config
     from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
 
     options: dict[str, Any] = {
@@ -103,7 +104,7 @@ def run(
     source, out, resume = _run_folder(source, out, resume)
     config = make_config(source, settings or [], **options)
     refuse_idle_options(settings or [], config.method, config.components)
-    _run(config, out, resume, track)
+    _show(run_config(config, out, resume=resume, track=track or [], progress=True, console=console))
 
 
 def resume(
@@ -118,11 +119,13 @@ def resume(
     Go on with a run after its last complete round, to its end or beyond it.
     """
     from equipoise.api import load_result
+    from equipoise.api.training import run_config
     from equipoise.engine.runs import make_config
 
     path = load_result(folder).path
     options: dict[str, Any] = {"train": given(rounds=rounds), "compute": given(device=device, workers=workers)}
-    _run(make_config(str(path / "config.toml"), **options), path, True, track)
+    config = make_config(str(path / "config.toml"), **options)
+    _show(run_config(config, path, resume=True, track=track or [], progress=True, console=console))
 
 
 def _run_folder(source: str | None, out: Path | None, resume: bool) -> tuple[str | None, Path | None, bool]:
@@ -134,10 +137,8 @@ def _run_folder(source: str | None, out: Path | None, resume: bool) -> tuple[str
     return str(Path(source) / "config.toml"), Path(source), True
 
 
-def _run(config: Any, folder: Path | None, resume: bool, track: list[str] | None) -> None:
-    from equipoise.api.training import run_config
-
-    result = run_config(config, folder, resume=resume, track=track or [], progress=True, console=console)
+def _show(result: Any) -> None:
+    """Print the scores of a run that is done, and where its report is."""
     print_headline([result.path])
     say(f"report: {result.report()}")
 

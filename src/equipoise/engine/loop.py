@@ -6,7 +6,7 @@ import datetime
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
-from equipoise.contract.protocol import Conversation, Replies, payload_bytes
+from equipoise.contract.protocol import Ask, Conversation, Replies, payload_bytes
 from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.core.streams import stream
@@ -116,29 +116,17 @@ class Run:
                 latest = self._open(resume)
                 if latest:
                     self._go_back_to(latest)
-                self.log = EventLog(self._log_path, latest.events if latest else None)
-                try:
-                    yield from self._rounds(latest)
-                finally:
-                    self.log.close()
-
-    def _rounds(self, latest: Manifest | None) -> Turns:
-        began = time.perf_counter() - (latest.seconds if latest else 0.0)
-        if latest is None:
-            write_text(self.folder / "config.toml", self.config.to_toml())
-            yield from self._start()
-        else:
-            useless = self.checkpoints.settle(latest.round)
-            self.engine.states.collect(manifest.sites for manifest in self.checkpoints.manifests())
-            self._tell("resumed", round=latest.round)
-            self._prolong(latest)
-            for text in warned_on_resume(self._log_path, useless, self.setting.device.type):
-                self._tell("warning", text=text)
-        for number in range(latest.round + 1 if latest else 1, self.config.train.rounds + 1):
-            yield from self._round(number)
-            self._checkpoint(number, time.perf_counter() - began)
-        yield from self._finish()
-        self._tell("end", seconds=time.perf_counter() - began)
+                began = time.perf_counter() - (latest.seconds if latest else 0.0)
+                with closing(EventLog(self._log_path, latest.events if latest else None)) as self.log:
+                    if latest:
+                        self._go_on(latest)
+                    else:
+                        self._start()
+                    for number in range(latest.round + 1 if latest else 0, self.config.train.rounds + 1):
+                        yield from self._round(number)
+                        self._checkpoint(number, time.perf_counter() - began)
+                    yield from self._finish()
+                    self._tell("end", seconds=time.perf_counter() - began)
 
     # ---- beginning ---------------------------------------------------------------------------------
 
@@ -158,7 +146,9 @@ class Run:
         check_new(self.folder, self._log_path)
         return None
 
-    def _start(self) -> Turns:
+    def _start(self) -> None:
+        """Write down what is known before the first round."""
+        write_text(self.folder / "config.toml", self.config.to_toml())
         net = self.setting.new_net()
         warnings = [
             *self.federation.warnings,
@@ -183,10 +173,15 @@ class Run:
             parameters=sum(p.numel() for p in net.parameters()),
             model_bytes=payload_bytes({"net": net.state_dict()}),
         )
-        # What is gathered here holds for the whole run: every site has to answer.
-        yield from self._transact(0, "the start", lambda _: self.server.start(self.sites), len(self.sites))
-        yield from self._evaluate(0)
-        self._checkpoint(0, 0.0)
+
+    def _go_on(self, latest: Manifest) -> None:
+        """Write down that the run goes on after its last complete round."""
+        useless = self.checkpoints.settle(latest.round)
+        self.engine.states.collect(manifest.sites for manifest in self.checkpoints.manifests())
+        self._tell("resumed", round=latest.round)
+        self._prolong(latest)
+        for text in warned_on_resume(self._log_path, useless, self.setting.device.type):
+            self._tell("warning", text=text)
 
     def _prolong(self, latest: Manifest) -> None:
         """Take up a config that asks for more rounds than the run had."""
@@ -223,32 +218,22 @@ class Run:
     # ---- a round -----------------------------------------------------------------------------------
 
     def _round(self, number: int) -> Turns:
-        began = time.perf_counter()
+        """Hold a round's conversation until enough sites have answered, each attempt from the state before it.
 
-        def conversation(attempt: int) -> Conversation:
-            return self.server.round(number, self._drawn(number, attempt))
-
-        yield from self._transact(number, f"round {number}", conversation, self.config.train.min_sites)
-        self._tell(
-            "round",
-            round=number,
-            seconds=time.perf_counter() - began,
-            lr=self.config.train.optimiser.lr * self.config.train.schedule.factor(number - 1),
-            sites=self.engine.facts,
-            missing=self.engine.failed,
-            entries=self.engine.entry_bytes(),
-        )
-        yield from self._evaluate(number)
-
-    def _transact(self, number: int, what: str, conversation: Callable[[int], Conversation], least: int) -> Turns:
-        """Hold a conversation until enough sites have answered, each attempt from the state before it; then commit."""
-        before = self.server.state.snapshot()
+        Round 0 is the start. What is gathered there holds for the whole run, so every site has to answer.
+        """
+        began, before = time.perf_counter(), self.server.state.snapshot()
+        what, least = (f"round {number}", self.config.train.min_sites) if number else ("the start", len(self.sites))
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
+            conversation, replies = self._conversation(number, attempt), None
             try:
-                yield from self._converse(conversation(attempt), least)
+                while ask := _next(conversation, replies):
+                    replies = yield from self.engine.ask(ask)
+                    _check_enough(replies, ask, least)
                 break
             except RoundFailed as failure:
+                conversation.close()
                 self.server.state.check()
                 self.server.state.restore(before, self.setting.device)
                 self._tell("warning", text=f"{what} is repeated: {failure}")
@@ -256,6 +241,13 @@ class Run:
             raise UserError(self._gave_up(what))
         self.server.state.check()
         self.engine.commit()
+        if number:
+            self._tell_round(number, time.perf_counter() - began)
+        yield from self._evaluate(number)
+
+    def _conversation(self, number: int, attempt: int) -> Conversation:
+        """What the server says in a round; at the start it asks all sites."""
+        return self.server.round(number, self._drawn(number, attempt)) if number else self.server.start(self.sites)
 
     def _gave_up(self, what: str) -> str:
         lost = "; ".join(f"{site}: {why}" for site, why in self.engine.failed.items())
@@ -275,19 +267,16 @@ class Run:
         chosen = set(draw.sample(self.sites, count))
         return [site for site in self.sites if site in chosen]
 
-    def _converse(self, conversation: Conversation, least: int) -> Turns:
-        """Let the server's generator ask, and send it the replies; with fewer than `least` the round fails."""
-        replies: Replies | None = None
-        while True:
-            try:
-                ask = next(conversation) if replies is None else conversation.send(replies)
-            except StopIteration:
-                return
-            replies = yield from self.engine.ask(ask)
-            if len(replies) < min(least, len(ask.sites)):
-                conversation.close()
-                lost = "; ".join(f"{site}: {why}" for site, why in replies.missing.items())
-                raise RoundFailed(f"only {len(replies)} of {len(ask.sites)} sites answered '{ask.action}' ({lost})")
+    def _tell_round(self, number: int, seconds: float) -> None:
+        self._tell(
+            "round",
+            round=number,
+            seconds=seconds,
+            lr=self.config.train.optimiser.lr * self.config.train.schedule.factor(number - 1),
+            sites=self.engine.facts,
+            missing=self.engine.failed,
+            entries=self.engine.entry_bytes(),
+        )
 
     # ---- evaluation and selection --------------------------------------------------------------------
 
@@ -381,3 +370,18 @@ class Run:
         self.log.write(event, **fields)
         for observer in self.observers:
             observer.event(event, **fields)
+
+
+def _next(conversation: Conversation, replies: Replies | None) -> Ask | None:
+    """What the server asks next, after these replies; nothing where it has no more to ask."""
+    try:
+        return next(conversation) if replies is None else conversation.send(replies)
+    except StopIteration:
+        return None
+
+
+def _check_enough(replies: Replies, ask: Ask, least: int) -> None:
+    """Give a round up that fewer than `least` of the asked sites have answered."""
+    if len(replies) < min(least, len(ask.sites)):
+        lost = "; ".join(f"{site}: {why}" for site, why in replies.missing.items())
+        raise RoundFailed(f"only {len(replies)} of {len(ask.sites)} sites answered '{ask.action}' ({lost})")

@@ -160,9 +160,3 @@ def with_net(config: Config, image_size: int) -> Config:
     small = (config.augment.size or image_size) <= SMALL_PIXELS
     net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
     return config.model_copy(update={"net": net})
-
-
-def execute(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Path:
-    """Run a config in a folder to the end; gives the folder."""
-    prepare_run(config, folder, observers).execute(resume)
-    return folder

@@ -15,7 +15,6 @@ from equipoise.contract.method import Client
 from equipoise.contract.protocol import (
     Diverged,
     Evaluate,
-    Payload,
     Scan,
     Soundness,
     Tensors,
@@ -110,70 +109,63 @@ class Slot:
             if request.action == EVALUATE:
                 outcome = Outcome(measures=(yield from self._measure(request, data, elsewhere or data, adapt=True)))
             else:
-                outcome = yield from self._act(request, dict(message), data)
+                action = getattr(client, request.action)(dict(message))
+                payload = (yield from self._drive(action, data)) if isinstance(action, Generator) else action
+                outcome = self._outcome(request, payload)
+                soundness = Soundness(outcome.kept or {})
+                if request.measure:
+                    yield from self._drive(client.ready(), data)
+                outcome.measures = yield from self._measure(request, data, data, adapt=False)
+                yield from self._settle()
+                if entry := soundness.first_unfinite():
+                    what = f"'{entry.rstrip('/')}', which the site keeps,"
+                    raise Diverged(f"{request.action}: {what} holds NaN or infinity")
+                outcome.facts |= self._progress.facts()
         finally:
             place.end()
         outcome.facts["seconds"] = time.perf_counter() - began
         return outcome
 
-    def _act(self, request: Request, message: Payload, data: SiteData) -> Generator[None, None, Outcome]:
+    def _outcome(self, request: Request, payload: Any) -> Outcome:
+        """Copies of the reply, whose entries the disclosure sheet must name, and of the site's next state."""
         client = self.client
-        action = getattr(client, request.action)(message)
-        payload = (yield from self._drive(action, data)) if isinstance(action, Generator) else action
         where = f"{type(client).__name__}.{request.action}"
         check_payload(payload, where)
         undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
         if undeclared:
             raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
         tensors, plain = flatten(payload)
-        reply = unflatten(cloned(tensors), plain)
-        next_state = cloned(client.workplace.kept())
-        soundness = Soundness(next_state)
-        if request.measure:
-            yield from self._drive(client.ready(), data)
-        measures = yield from self._measure(request, data, data, adapt=False)
-        yield from self._settle()
-        if entry := soundness.first_unfinite():
-            raise Diverged(f"{request.action}: '{entry.rstrip('/')}', which the site keeps, holds NaN or infinity")
-        facts: dict[str, float] = {}
-        if self._progress.samples:
-            facts = {
-                "loss": float(self._progress.loss_sum / self._progress.samples),
-                "examples": self._progress.samples,
-                "steps": self._progress.steps,
-            }
-        return Outcome(reply, next_state or None, measures, facts)
+        return Outcome(unflatten(cloned(tensors), plain), cloned(client.workplace.kept()) or None)
 
     def _drive(self, action: Generator[Work, Any, Any], data: SiteData) -> Generator[None, None, Any]:
         """Do each piece of work that a client's generator yields, and send it the result; returns what it returns."""
-        result: Any = None
+        client, result = self.client, None
         while True:
             try:
                 work = action.send(result)
             except StopIteration as stop:
                 return stop.value
-            result = yield from self._do(work, data)
+            result = None
+            if isinstance(work, Train) and 0 in amount(work, client.config.train):
+                continue  # and it takes no random stream: later work draws as if it had not been yielded
+            self._work += 1
+            if isinstance(work, Train):
+                # Other work does not count: what is looked up before leaves the masks of training as they are.
+                self.run_step.seed(client.workplace.stream("dropout", self._index, self._trainings))
+                self._trainings += 1
+                yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
+            else:
+                result = self._looked_up(work, data)
+            yield from self._settle()
 
-    def _do(self, work: Any, data: SiteData) -> Generator[None, None, Any]:
-        """Run one piece of work that an action yielded."""
-        client = self.client
-        if isinstance(work, Train) and 0 in amount(work, client.config.train):
-            return None  # and it takes no random stream: later work draws as if it had not been yielded
-        self._work += 1
-        if isinstance(work, Train):
-            # Other work does not count: what is looked up before leaves the masks of training as they are.
-            self.run_step.seed(client.workplace.stream("dropout", self._index, self._trainings))
-            self._trainings += 1
-            yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
-            result: Any = None
-        elif isinstance(work, Scan):
-            result = scan(client, data[work.part], self.augmentation, work, self._index, self._work)
-        elif isinstance(work, Evaluate):
-            result = evaluate(client, data, self.augmentation, work, self._index, self._work)
-        else:
-            raise TypeError(f"{type(client).__name__} yielded {work!r}, which is no work")
-        yield from self._settle()
-        return result
+    def _looked_up(self, work: Any, data: SiteData) -> Any:
+        """The result of work that changes no model."""
+        which = self._index, self._work
+        if isinstance(work, Scan):
+            return scan(self.client, data[work.part], self.augmentation, work, *which)
+        if isinstance(work, Evaluate):
+            return evaluate(self.client, data, self.augmentation, work, *which)
+        raise TypeError(f"{type(self.client).__name__} yielded {work!r}, which is no work")
 
     def _settle(self) -> Generator[None, None, None]:
         """Let other slots work until this one's results are there: reading them then stalls nobody."""

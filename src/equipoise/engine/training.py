@@ -106,22 +106,20 @@ class Steps(Protocol):
         """Run one step, and add its loss times its number of samples to `loss_sum`."""
 
 
-class EagerSteps:
-    """Runs each step at once."""
-
-    def seed(self, value: int) -> None:
-        """Seed torch's default generators."""
-        torch.manual_seed(value)
-
-    def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
-        """Run one step now."""
-        eager_step(client, phase, batches, loss_sum)
-
-
 def eager_step(client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
     """Run the client's step now, and add its loss times its number of samples to `loss_sum`."""
     loss = client.step(batches, client.workplace.phases[phase])
     loss_sum.add_(loss, alpha=sum(len(batch.label) for batch in batches))
+
+
+class EagerSteps:
+    """Runs each step at once."""
+
+    __call__ = staticmethod(eager_step)
+
+    def seed(self, value: int) -> None:
+        """Seed torch's default generators."""
+        torch.manual_seed(value)
 
 
 @dataclass
@@ -132,6 +130,12 @@ class Progress:
     epochs: int = 0
     steps: int = 0
     samples: int = 0
+
+    def facts(self) -> dict[str, float]:
+        """What a site tells of its training: mean loss, images, steps; nothing where it did not train."""
+        if not self.samples:
+            return {}
+        return {"loss": float(self.loss_sum / self.samples), "examples": self.samples, "steps": self.steps}
 
 
 def cut(order: Tensor, size: int) -> list[Tensor]:

@@ -94,7 +94,7 @@ def server_grid(link: Link, patience: float = 60.0) -> Iterator[Grid]:
         status, details = SubStatus.COMPLETED, ""
     except RunNotRunningException:
         raise UserError(STOPPED) from None
-    except KeyboardInterrupt:  # by Ctrl-C, or by Flower itself, which finds that the run is over
+    except (KeyboardInterrupt, httpx.HTTPStatusError):  # Ctrl-C, Flower itself, or a token of a run that is over
         if _is_over(link, started.run_id):
             raise UserError(STOPPED) from None
         raise

@@ -131,7 +131,7 @@ class Office:
         if header["action"] == DESCRIBE:
             return self._describe(header)
         work = self._work(header["config"])
-        _allow(self.policy, work.config.method, type(work.slot.client))
+        _allow(self.policy, work.config, type(work.slot.client))
         if header["described"].get(self.site, digest_of(self.description)) != digest_of(self.description):
             raise Refused("this site's data is not what it was when the run began")
         records = Records(self.folder / safe_name(header["run"]))
@@ -145,7 +145,8 @@ class Office:
 
     def _describe(self, header: Mapping[str, Any]) -> Parcel:
         if "config" in header:
-            _allow(self.policy, header["method"], _client(_parse(header["config"])))
+            config = _parse(header["config"])
+            _allow(self.policy, config, _client(config))
         return _reply(description=self.description, version=__version__)
 
     def _work(self, text: str) -> Workplace:
@@ -274,9 +275,9 @@ def _client(config: Config) -> type:
     return get_method(config.method).client_class(config)
 
 
-def _allow(policy: Policy, method: str, client: type) -> None:
+def _allow(policy: Policy, config: Config, client: type) -> None:
     try:
-        check_policy(policy, method, client)
+        check_policy(policy, config.composition, client)
     except UserError as problem:
         raise Refused(str(problem)) from None
 
