@@ -56,7 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         found = ROOT_PAGES.get(place, place.removeprefix("docs/"))
         if files.get_file_from_path(found):
             return f"{picture}[{text}]({os.path.relpath(found, Path(own).parent)}{anchor or ''})"
-        address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["equipoise"]["repository"]
+        address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["equipoise"][
+            "repository"
+        ]
         return f"[{text}]({address}/blob/main/{place})" if address else text
 
     return LINK.sub(turned, markdown)
@@ -147,7 +149,9 @@ def card(name: str, summary: str, facts: dict[str, str], leaves: list[tuple[str,
         (f"`{key}`", f"`{field.get_default(call_default_factory=True)}`", field.description or "")
         for key, field in options.model_fields.items()
     ]
-    return "\n".join([*lines, *(["", "## Options", "", *table(("option", "default", "meaning"), rows)] if rows else [])])
+    return "\n".join(
+        [*lines, *(["", "## Options", "", *table(("option", "default", "meaning"), rows)] if rows else [])]
+    )
 
 
 def table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
