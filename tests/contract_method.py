@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from equipoise.components._merging import average, total
 from equipoise.contract.client import Gradients
 from equipoise.contract.method import Batch, Client, Method, PerBatch, Phase, Server
+from equipoise.contract.modules import copy_entries, share
 from equipoise.contract.protocol import (
     Action,
     Ask,
@@ -22,6 +23,7 @@ from equipoise.contract.protocol import (
     Scan,
     Train,
 )
+from equipoise.nets import entries_of
 
 
 class ContractServer(Server):
@@ -67,15 +69,14 @@ class ContractClient(Client):
         },
     }
     views = ("global", "personal")
-    image_views = 2
-    batches_per_step = 2
 
     def build(self) -> None:
+        self.workplace.image_views = self.workplace.batches_per_step = 2
         self.net = self.setting.new_net()
         self.frozen = self.reference(self.setting.new_net())
         self.body = tuple(n for n in self.net.state_dict() if not n.startswith("head"))
         self.receives("model", self.net, self.body)
-        self.keeps("head", self.net, self.entries(self.net, "head"))
+        self.keeps("head", self.net, entries_of(self.net, "head"))
         self.scratch("frozen", self.frozen)
         self.difficulty = self.receives("difficulty", torch.zeros(self.num_classes))
         self.own = self.receives("own", torch.zeros(2))
@@ -83,7 +84,7 @@ class ContractClient(Client):
         self.steps_taken = self.scratch("steps_taken", torch.zeros(()))
         self.gate = self.scratch("gate", torch.ones(()))
         self.phase("main", self.net)
-        self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
+        self.phase("head", self.net, entries_of(self.net, "head"), norm="eval")
 
     def count(self, message: Payload) -> Payload:
         assert message["note"] == "hello" and message["flag"] is True and message["offset"] == 1.5
@@ -99,7 +100,7 @@ class ContractClient(Client):
         return {"loss": loss @ member, "count": member.sum(0)}
 
     def train(self, message: Payload) -> Action:
-        self.copy(self.net, self.frozen)
+        copy_entries(self.net, self.frozen)
         self.visits += 1
         features = yield Scan("train", lambda b: {"features": self.net.features(b.image)}, reduce="concatenate")
         assert len(features["features"]) == self.class_counts.sum()
@@ -109,7 +110,7 @@ class ContractClient(Client):
         yield Train()
         self.leaked = "this must not survive the ask"
         return {
-            "model": self.share(self.net, self.body),
+            "model": share(self.net, self.body),
             "examples": int(self.class_counts.sum()),
             "seen": float(self.own.sum() + self.steps_taken * 0),
             "stage": "done",
@@ -119,8 +120,8 @@ class ContractClient(Client):
         losses = [self.loss(batch, self.outputs(batch)) for batch in batches]
         loss = torch.stack(losses).mean()
         gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
-        self.descend(phase, gradients)
-        self.after_step()
+        self.workplace.descend(phase, gradients)
+        self.steps_taken += 1
         return loss.detach()
 
     def forward(self, batch: Batch) -> Any:
@@ -136,12 +137,6 @@ class ContractClient(Client):
     def adjust(self, gradients: Gradients) -> Gradients:
         return {parameter: gradient * 1.0 for parameter, gradient in gradients.items()}
 
-    def after_step(self) -> None:
-        self.steps_taken += 1
-
-    def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.arange(len(labels))[torch.randperm(len(labels), generator=generator)]
-
     def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
         return {"teacher": self.frozen(chunk.image), "constant": PerBatch(torch.zeros(chunk.batches, 3))}
 
@@ -149,7 +144,7 @@ class ContractClient(Client):
         return self.net(batch.image)
 
     def adapt(self) -> Any:
-        self.copy(self.net, self.frozen)
+        copy_entries(self.net, self.frozen)
         self.difficulty.zero_()
         yield Train(steps=1, phase="head")
 

@@ -73,7 +73,7 @@ def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method
         class Lost(client):  # type: ignore[misc, valid-type]
             def train(self, message: Any) -> Any:
                 reply = yield from super().train(message)
-                if self.workplace.site == lost and self.round == number:
+                if self.workplace.site == lost and self.workplace.round == number:
                     raise SiteFailure("lost")
                 return reply
 

@@ -163,7 +163,7 @@ def test_sites_train_on_generated_images_only_once_there_is_a_generator(tmp_path
         made = len(getattr(batch, "synthetic", ()))
         assert len(out.output) == len(batch.label) + made
         assert len(out.features) == len(batch.label)
-        noted.add((self.round, made))
+        noted.add((self.workplace.round, made))
         return original(self, batch, out)
 
     monkeypatch.setattr(ComposedClient, "loss", loss)

@@ -17,6 +17,7 @@ from equipoise.engine.local import new_slot
 from equipoise.engine.slot import EVALUATE, Outcome, Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
+from equipoise.nets import entries_of
 from equipoise.prototypes import sinkhorn, update_subclusters
 from harness import (
     all_state,
@@ -247,7 +248,7 @@ def test_without_supervision_a_phase_that_trains_the_classifier_alone_does_nothi
     class HeadFirst(FedAvgClient):
         def build(self):
             super().build()
-            self.phase("head", self.net, self.entries(self.net, "head"))
+            self.phase("head", self.net, entries_of(self.net, "head"))
 
         def train(self, message):
             yield Train(phase="head")

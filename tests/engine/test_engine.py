@@ -153,7 +153,7 @@ class KeepsAndFails(FedAvgClient):
     def train(self, message: Payload) -> Action:
         self.visits += 1
         yield Train()
-        if self.workplace.site == "site 1" and self.round == 2:
+        if self.workplace.site == "site 1" and self.workplace.round == 2:
             raise SiteFailure("the power went out")
         return self.update()
 
@@ -224,12 +224,12 @@ def test_nets_run_in_the_precision_of_the_setting_but_where_a_method_asks_for_fu
     def times() -> int:
         entered.clear()
         client.outputs(batch)
-        client.logits(client.net, batch)
+        client.workplace.logits(client.net, batch.image)
         return sum(entered)
 
     assert times() == 2
-    with client.full_precision():
-        with client.full_precision():
+    with client.workplace.full_precision():
+        with client.workplace.full_precision():
             assert times() == 0
         assert times() == 0, "still within the outer one"
     assert times() == 2
@@ -324,7 +324,7 @@ def test_a_site_whose_own_model_diverges_goes_back_to_the_one_before(tmp_path):
     class Diverges(LocalClient):
         def train(self, message):
             reply = yield from super().train(message)
-            if (self.workplace.site, self.round) == ("site 2", 2):
+            if (self.workplace.site, self.workplace.round) == ("site 2", 2):
                 with torch.no_grad():
                     self.net.head.weight[0] = torch.inf
             return reply

@@ -134,7 +134,7 @@ def faulty(client: type[Client], fault: str) -> type[Client]:
     class Faulty(client):  # type: ignore[misc, valid-type]
         def train(self, message):
             payload = yield from super().train(message)
-            if self.workplace.site != "site 2" or self.round != 1:
+            if self.workplace.site != "site 2" or self.workplace.round != 1:
                 return payload
             if fault == "lost":
                 raise SiteFailure("lost")

@@ -55,7 +55,7 @@ def test_every_part_makes_a_difference(tmp_path, part):
 def test_classes_are_drawn_equally_often_whatever_their_numbers():
     client = new_client("balancefl")
     labels = torch.tensor([0] * 900 + [1] * 90 + [3] * 10)
-    order = client.order(labels, torch.Generator().manual_seed(0))
+    order = client.workplace.order(labels, torch.Generator().manual_seed(0))
     assert len(order) == len(labels)
     shares = labels[order].bincount(minlength=4) / len(order)
     torch.testing.assert_close(shares, torch.tensor([1, 1, 0, 1]) / 3, rtol=0, atol=0.05)
@@ -65,7 +65,7 @@ def test_classes_are_drawn_equally_often_whatever_their_numbers():
 
 def test_unbalanced_draws_see_every_image_once():
     client = new_client("balancefl", *off_but())
-    order = client.order(torch.tensor([0] * 9 + [1]), torch.Generator().manual_seed(0))
+    order = client.workplace.order(torch.tensor([0] * 9 + [1]), torch.Generator().manual_seed(0))
     assert sorted(order.tolist()) == list(range(10))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from clients import SHORT, changed, copied, new_client, new_server, noise_batch
 from equipoise.contract.protocol import Train
-from equipoise.nets import groups
+from equipoise.nets import entries_of, groups
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, site_states
 
 
@@ -59,7 +59,7 @@ def test_fine_tuning_moves_what_it_is_told_to(finetuned, moving):
     before = copied(client.net.state_dict())
     client.workplace.set_mode(True, phase.norm)
     client.step([noise_batch()], phase)
-    assert changed(before, client.net.state_dict()) == set(client.entries(client.net, *moving))
+    assert changed(before, client.net.state_dict()) == set(entries_of(client.net, *moving))
 
 
 @pytest.mark.parametrize(("given", "scheduled"), [((), True), (("fedbabu.finetune_lr=0.3",), False)])

@@ -12,7 +12,7 @@ from clients import SHORT, changed, copied, kept_of, new_client, new_server, noi
 from equipoise.contract.protocol import Train
 from equipoise.methods import get_method
 from equipoise.methods.local import LocalClient
-from equipoise.nets import all_but, groups
+from equipoise.nets import all_but, entries_of, groups
 from harness import assert_same_bits, events, run_tiny, server_state
 
 
@@ -32,7 +32,7 @@ class AlternatingLocal(LocalClient):
 
     def build(self) -> None:
         super().build()
-        self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
+        self.phase("head", self.net, entries_of(self.net, "head"), norm="eval")
         self.phase("main", self.net, all_but(self.net, "head"))
 
     def train(self, message):

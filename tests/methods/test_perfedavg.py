@@ -67,7 +67,7 @@ def loss_at(client: Client, batch):
 def test_a_step_follows_the_gradient_through_the_adaptation(variant):
     """(I - alpha H(w; D'')) g(w - alpha g(w; D); D') with an exact Hessian; first order without it."""
     client = precise_client(variant)
-    batches = batches_of(client.batches_per_step)
+    batches = batches_of(client.workplace.batches_per_step)
     weights = tuple(p.detach().clone().requires_grad_() for p in client.net.parameters())
     inner = torch.autograd.grad(loss_at(client, batches[0])(*weights), weights)
     adapted = tuple((w - ALPHA * g).detach().requires_grad_() for w, g in zip(weights, inner))
@@ -83,7 +83,7 @@ def test_a_step_follows_the_gradient_through_the_adaptation(variant):
 @pytest.mark.parametrize(("variant", "batches"), [("fo", 2), ("hf", 3), ("exact", 3)])
 def test_every_gradient_has_a_batch_of_its_own_and_weights_come_back(variant, batches):
     client = precise_client(variant)
-    assert client.batches_per_step == batches
+    assert client.workplace.batches_per_step == batches
     before = copied(client.net.state_dict())
     gradients = [meta_gradient(client, batches_of(batches))]
     assert not changed(before, client.net.state_dict())

@@ -33,7 +33,7 @@ def test_no_step_reads_a_value_on_the_host(method):
     client = new_client(method)
     for phase in client.workplace.phases.values():
         with HostReads() as host:
-            client.step([noise_batch(seed=seed) for seed in range(client.batches_per_step)], phase)
+            client.step([noise_batch(seed=seed) for seed in range(client.workplace.batches_per_step)], phase)
         assert host.seen == []
 
 

@@ -13,6 +13,7 @@ from equipoise.components._merging import site_weights
 from equipoise.contract.client import Gradients
 from equipoise.contract.component import ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Conversation, Payload, Replies
 
 #: what a site tells once, where sites count by size
@@ -80,7 +81,7 @@ class AnchoredSite(SiteSide):
         self.scratch("anchor", self.anchor)
 
     def begin(self, message: Payload) -> Any:
-        self.client.copy(self.client.net, self.anchor)
+        copy_entries(self.client.net, self.anchor)
         yield from ()
 
     @torch.no_grad()

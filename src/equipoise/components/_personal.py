@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.components.averaging import FedAvgClient, SharedNet
 from equipoise.contract.method import Batch
-from equipoise.nets import all_but
+from equipoise.nets import all_but, entries_of
 
 
 class PartialNet(SharedNet):
@@ -29,7 +29,7 @@ class PartialClient(PartialNet, FedAvgClient):
 
     def build(self) -> None:
         super().build()
-        self.keeps("personal", self.net, self.entries(self.net, *self.stays))
+        self.keeps("personal", self.net, entries_of(self.net, *self.stays))
 
 
 class TwoNetClient(FedAvgClient):
@@ -47,4 +47,4 @@ class TwoNetClient(FedAvgClient):
         self.keeps("personal", self.personal)
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.logits(self.net if view == "global" else self.personal, batch)
+        return self.workplace.logits(self.net if view == "global" else self.personal, batch.image)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.components._merging import average
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Client, Server, Setting
+from equipoise.contract.modules import share
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Replies, Tensors, Train, Value
 from equipoise.nets import Net
 
@@ -86,7 +87,7 @@ class FedAvgClient(SharedNet, Client):
 
     def update(self) -> Payload:
         """The reply of `train`."""
-        return {"model": self.share(self.carrier, self.shared), "examples": int(self.class_counts.sum())}
+        return {"model": share(self.carrier, self.shared), "examples": int(self.class_counts.sum())}
 
     def forward(self, batch: Batch) -> Any:
         features = self.net.features(batch.image)

@@ -11,6 +11,7 @@ import torch
 from equipoise.components._drift import COUNT_DISCLOSURE, RosterServer, RosterSite, added, beside
 from equipoise.components._merging import average
 from equipoise.contract.component import Component, Gradients, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 
 
@@ -58,7 +59,7 @@ class ControlVariatesSite(RosterSite):
         torch._foreach_sub_(sums, own)
         torch._foreach_add_(own, sums)
         yield from ()
-        return {"variate_change": self.client.share(self.gradient_sums)}
+        return {"variate_change": share(self.gradient_sums)}
 
     def adjust(self, gradients: Gradients) -> Gradients:
         """g - c_i + c, as in Algorithm 1; and g goes into the next c_i."""

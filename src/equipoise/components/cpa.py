@@ -102,7 +102,7 @@ class CPASite(SiteSide):
             return
         self.feature_sums.zero_()
         self.feature_counts.zero_()
-        if self.client.round > self.options.warmup:
+        if self.client.workplace.round > self.options.warmup:
             known = (self.local_prototypes.any(1) & self.global_prototypes.any(1))[:, None]
             self.local_side.copy_(torch.where(known, self.local_prototypes, 1.0))
             self.global_side.copy_(torch.where(known, self.global_prototypes, 1.0))

@@ -96,7 +96,7 @@ class DeputySite(SiteSide):
 
     def measured(self, net: nn.Module, batch: Batch) -> Tensor:
         """Logits (B, C) of one of the nets."""
-        return self.client.classified(self.client.logits(net, batch))
+        return self.client.classified(self.client.workplace.logits(net, batch.image))
 
     def forward(self, batch: Batch, out: Any) -> None:
         out.deputy_output = self.net(batch.image)

@@ -82,7 +82,7 @@ class GeneratorSite(SiteSide):
         shape = (chunk.batches, self.options.synthetic)
         labels = torch.randint(self.num_classes, shape, generator=self.synthesis, device=self.setting.device)
         codes = self.codes.draw(labels.flatten(), self.synthesis)
-        with self.client.precision():
+        with self.client.workplace.precision():
             images = torch.cat([self.generated(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
         shown = self.show(jittered(images.unflatten(0, shape), self.synthesis)).flatten(0, 1)
         if self.setting.config.compute.channels_last:  # as local images lie, which they stand beside

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from equipoise.components._merging import average
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
+from equipoise.nets import entries_of
 
 
 class MeanModelServer(ServerSide):
@@ -37,17 +39,17 @@ class MeanModelSite(SiteSide):
     def build(self) -> None:
         self.mean = self.client.reference(self.client.new_net())
         self.receives("global_model", self.mean)
-        self.private = self.client.entries(self.client.carrier, *self.client.staying())
+        self.private = entries_of(self.client.carrier, *self.client.staying())
 
     def reply(self) -> Generator[Work, Any, Payload]:
         yield from ()
-        return {"norm": self.client.share(self.client.carrier, self.private)}
+        return {"norm": share(self.client.carrier, self.private)}
 
     def predicts(self, view: str) -> bool:
         return view == "global"
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.client.classified(self.client.logits(self.mean, batch))
+        return self.client.classified(self.client.workplace.logits(self.mean, batch.image))
 
 
 class MeanModel(Component):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.contract.client import PerBatch
 from equipoise.contract.component import Batch, Component, SiteSide
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Payload, Work
 from equipoise.losses import model_contrastive
 from equipoise.nets import Net
@@ -31,13 +32,13 @@ class ModelContrastSite(SiteSide):
         self.trained_before = self.keeps("trained_before", torch.zeros((), dtype=torch.bool))
 
     def begin(self, message: Payload) -> Generator[Work, Any, None]:
-        self.client.copy(self.client.net, self.received)
+        copy_entries(self.client.net, self.received)
         if not self.trained_before:
-            self.client.copy(self.client.net, self.previous)  # two equal models: the contrast has no gradient
+            copy_entries(self.client.net, self.previous)  # two equal models: the contrast has no gradient
         yield from ()
 
     def reply(self) -> Generator[Work, Any, Payload]:
-        self.client.copy(self.client.net, self.previous)
+        copy_entries(self.client.net, self.previous)
         self.trained_before.fill_(True)
         yield from ()
         return {}
@@ -51,7 +52,7 @@ class ModelContrastSite(SiteSide):
 
     def frozen_features(self, net: Net, chunk: Batch) -> Tensor:
         """Features (n, D) of a frozen net, in the configured precision."""
-        with self.client.precision():
+        with self.client.workplace.precision():
             return net.features(chunk.image).float()
 
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equipoise.components._merging import average
 from equipoise.components.second_view import SecondView, SecondViewSite
 from equipoise.contract.component import Batch, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 from equipoise.contract.setting import Setting
 
@@ -48,7 +49,7 @@ class ProjectorSite(SecondViewSite):
 
     def reply(self) -> Generator[Work, Any, Payload]:
         yield from ()
-        return {"projector": self.client.share(self.module)}
+        return {"projector": share(self.module)}
 
     def forward(self, batch: Batch, out: Any) -> None:
         """Projections (B, 2, P) of both views."""

@@ -14,7 +14,7 @@ class SecondViewSite(SiteSide):
     """Shows both views to the net in one pass."""
 
     def build(self) -> None:
-        self.client.image_views = 2
+        self.client.workplace.image_views = 2
 
     def images(self, batch: Batch) -> Tensor | None:
         return getattr(batch, "second", None)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.contract.client import Batch, Client, Gradients, PerBatch
 from equipoise.contract.component import Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import (
     Action,
@@ -32,7 +33,7 @@ from equipoise.contract.protocol import (
 from equipoise.contract.server import Server
 from equipoise.contract.setting import Setting
 from equipoise.contract.workplace import Phase
-from equipoise.nets import all_but
+from equipoise.nets import all_but, entries_of
 
 #: actions of every method, to whose replies components add entries
 TRAIN, EPOCH = "train", "epoch"
@@ -260,10 +261,15 @@ class ComposedClient(Composed, Client):
         self._loss = self._holder("loss")
         self._draws = self._holder("draws")
         self._carrier = self._holder("carrier")
+        place = self.workplace
+        place.holders += self.sides.values()
+        place.ready, place.after_step, place.head_gives_logits = self._renew, self._after_step, self._head is None
+        if self._draws:
+            place.order = self._draws.order
         super().build()
         if groups := self.staying():
             carrier = getattr(self, "carrier", self.net)
-            self.keeps(self.names.of("stays"), carrier, self.entries(carrier, *groups))
+            self.keeps(self.names.of("stays"), carrier, entries_of(carrier, *groups))
         for side in self.sides.values():
             side.build()
         if self.asks_by_epoch():
@@ -271,13 +277,6 @@ class ComposedClient(Composed, Client):
 
     def _holder(self, seat: str) -> SiteSide | None:
         return next((side for side in self.sides.values() if seat in side.options.holds()), None)
-
-    @classmethod
-    def adapts(cls) -> bool:
-        return cls.method_client.adapts() or any(component.adapts for component in cls.composition)
-
-    def holders(self) -> list[Any]:
-        return [self, *self.sides.values()]
 
     def new_carrier(self) -> nn.Module:
         """The net that travels."""
@@ -298,14 +297,10 @@ class ComposedClient(Composed, Client):
         parameters: list[Any] = [*zip(names, old.parameters, strict=True), *more]
         owners = [*models, *([name if apart else models[0]] * len(more))]
         self._extended = True
-        per_class = self.class_rows(module)
+        per_class = self.workplace.class_rows(module)
         rows = {len(names) + place for place, (key, _) in enumerate(module.named_parameters()) if key in per_class}
         made = Optimiser(parameters, old.config, owners, old.rows | rows, self.class_counts)
         self.workplace.add_phase("main", Phase(made, phase.norm, phase.scheduled))
-
-    def class_rows(self, module: nn.Module) -> tuple[str, ...]:
-        """None where a component makes logits of what the net's last layer puts out."""
-        return () if self._head else super().class_rows(module)
 
     # ---- actions -----------------------------------------------------------------------------------
 
@@ -331,13 +326,13 @@ class ComposedClient(Composed, Client):
         self.asked_epoch = True
         yield from self._begin(message, first)
         yield from self._epochs(Train(), first, 1)
-        self.copy(self.carrier, self.parked, self.shared)
+        copy_entries(self.carrier, self.parked, self.shared)
         return (yield from self._replies(side for side in self.sides.values() if side.options.asks_by_epoch))
 
     def _begin(self, message: Payload, first: Any) -> Generator[Work, Any, None]:
         """Before a round's first epoch; before a later one, the net goes on as it was left."""
         if first:
-            self.copy(self.parked, self.carrier, self.shared)
+            copy_entries(self.parked, self.carrier, self.shared)
             return
         for side in self.sides.values():
             yield from side.begin(message)
@@ -346,7 +341,7 @@ class ComposedClient(Composed, Client):
         """The method's local training, cut into epochs where a component acts between them."""
         if not self.by_epoch():
             return (yield work)
-        epochs = self.config.train.epochs if work.epochs is None else work.epochs
+        epochs = self.setting.config.train.epochs if work.epochs is None else work.epochs
         end = epochs if most is None else min(first + most, epochs)
         for epoch in range(first, end):
             for side in self.sides.values():
@@ -364,14 +359,10 @@ class ComposedClient(Composed, Client):
         return found
 
     def adapt(self) -> Generator[Work, Any, None]:
-        if self.method_client.adapts():
+        if adapts(self.method_client):
             for side in self.sides.values():
                 yield from side.begin_adapting()
         yield from super().adapt()
-        yield from self._renew()
-
-    def ready(self) -> Generator[Work, Any, None]:
-        yield from super().ready()
         yield from self._renew()
 
     def _renew(self) -> Generator[Work, Any, None]:
@@ -475,19 +466,22 @@ class ComposedClient(Composed, Client):
             gradients = side.adjust(gradients)
         return gradients
 
-    def after_step(self) -> None:
-        super().after_step()
+    def _after_step(self) -> None:
         for side in self.sides.values():
             side.after_step()
-
-    def order(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return self._draws.order(labels, generator) if self._draws else super().order(labels, generator)
 
     def predict(self, view: str, batch: Batch) -> Tensor:
         for side in reversed(self.sides.values()):
             if side.predicts(view):
                 return side.predict(view, batch)
         return super().predict(view, batch)
+
+
+def adapts(client: type[Client]) -> bool:
+    """Whether sites change their personal model before it is evaluated."""
+    own: type[Client] = getattr(client, "method_client", client)
+    renewed = any(component.adapts for component in getattr(client, "composition", ()))
+    return renewed or own.adapt is not Client.adapt
 
 
 # ---- putting both together -----------------------------------------------------------------------------------
@@ -531,7 +525,7 @@ def composed_server(
         "__doc__": server.__doc__,
         "composition": tuple(components),
         "names": Names(own, names),
-        "adapting": client.adapts(),
+        "adapting": adapts(client),
     }
     return type(f"{server.__name__}With{len(components)}", (ComposedServer, server), body)
 

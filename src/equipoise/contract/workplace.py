@@ -1,21 +1,25 @@
 """The engine's side of a client: which tensors it declared, how it can train, and which ask it serves.
 
-A method's author needs none of this. A client is a workplace that serves one site after another: before each ask the
-engine fills every declared tensor in place, and afterwards it drops whatever was not declared.
+A client is a workplace that serves one site after another: before each ask the engine fills every declared tensor in
+place, and afterwards it drops whatever was not declared. Few methods need anything of this: the round and the site
+that it serves, precision, `descend` in a step of their own, and how many batches and views of an image a step takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.contract.declared import DeclaredTensors, Role
 from equipoise.contract.optimiser import Optimiser
-from equipoise.contract.protocol import Tensors, Value
+from equipoise.contract.protocol import Tensors, Value, Work
 from equipoise.core.streams import stream
+from equipoise.nets import class_rows
 
 if TYPE_CHECKING:
     from equipoise.contract.client import Client
@@ -33,11 +37,38 @@ class Phase:
     scheduled: bool = True
 
 
+def shuffled(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """All samples of one epoch, in random order. Labels (n,) and generator are the host's."""
+    return torch.randperm(len(labels), generator=generator)
+
+
+def nothing() -> Generator[Work, Any, None]:
+    """No work."""
+    yield from ()
+
+
 class Workplace:
-    """What the engine calls on a client between asks."""
+    """What the engine calls on a client, and what components change of it.
+
+    Attributes:
+        holders: the objects whose attributes are the client's tensors and modules
+        image_views: how many augmented views of an image a batch holds (`image`, `second`)
+        batches_per_step: batches that one call of the client's `step` takes
+        order: gives the samples of one epoch, in order
+        after_step: what components do after the parameters moved
+        ready: renews what the model just trained needs to predict, before it is measured; rolled back afterwards
+        head_gives_logits: whether the net's last layer has a row for each class
+    """
 
     def __init__(self, client: Client):
         self.client = client
+        self.config = client.setting.config
+        self.holders: list[Any] = [client]
+        self.image_views = self.batches_per_step = 1
+        self.order: Callable[[Tensor, torch.Generator], Tensor] = shuffled
+        self.ready: Callable[[], Generator[Work, Any, None]] = nothing
+        self.after_step: Callable[[], None] = lambda: None
+        self.head_gives_logits = True
         self.phases: dict[str, Phase] = {}
         self.references: list[nn.Module] = []
         self.norm_mode = "train"
@@ -45,6 +76,7 @@ class Workplace:
         self.occasion: tuple[str, ...] = ()
         self._declared = DeclaredTensors(type(client).__name__)
         self._fixed: list[dict[str, Any]] = []
+        self._full_precision = False
 
     # ---- while the client is built --------------------------------------------------------------
 
@@ -60,12 +92,16 @@ class Workplace:
         if state := phase.optimiser.state():
             self._declared.add_optimiser("kept" if phase.optimiser.config.keep else "scratch", name, state)
 
+    def class_rows(self, module: nn.Module) -> tuple[str, ...]:
+        """The parameters of a module that have a row for each class."""
+        return class_rows(module, self.client.num_classes) if self.head_gives_logits else ()
+
     def settle(self) -> None:
         """Refuse tensors that nobody declared, and note first values."""
-        for holder in self.client.holders():
+        for holder in self.holders:
             self._declared.check(vars(holder))
         self._declared.remember()
-        self._fixed = [dict(vars(holder)) for holder in self.client.holders()]
+        self._fixed = [dict(vars(holder)) for holder in self.holders]
 
     # ---- between asks -----------------------------------------------------------------------------
 
@@ -75,7 +111,7 @@ class Workplace:
 
     def end(self) -> None:
         """Forget whatever was not declared, as a site in another process would."""
-        for holder, attributes in zip(self.client.holders(), self._fixed, strict=True):
+        for holder, attributes in zip(self.holders, self._fixed, strict=True):
             vars(holder).clear()
             vars(holder).update(attributes)
 
@@ -89,7 +125,7 @@ class Workplace:
 
     def modules(self) -> Iterator[nn.Module]:
         """The modules of the client and of its components."""
-        for holder in self.client.holders():
+        for holder in self.holders:
             yield from (value for value in vars(holder).values() if isinstance(value, nn.Module))
 
     def set_mode(self, training: bool, norm: str = "train") -> None:
@@ -102,6 +138,40 @@ class Workplace:
                     if isinstance(part, nn.modules.batchnorm._BatchNorm):
                         part.eval()
 
+    # ---- what a step needs ------------------------------------------------------------------------
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether nets run in bfloat16 now."""
+        return self.client.setting.autocasts and not self._full_precision
+
+    def precision(self) -> torch.autocast:
+        """The context in which nets run: the setting's, except within `full_precision`."""
+        return self.client.setting.precision(full=self._full_precision)
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Nets run in float32 within, whatever the config asks for."""
+        outside, self._full_precision = self._full_precision, True
+        try:
+            yield
+        finally:
+            self._full_precision = outside
+
+    def logits(self, net: nn.Module, image: Tensor) -> Tensor:
+        """Logits (B, C) of one net alone, in the configured precision."""
+        with self.precision():
+            logits: Tensor = net(image)
+        return logits.float()
+
+    def descend(self, phase: Phase, gradients: Sequence[Tensor | None]) -> None:
+        """Let the optimiser move its parameters by these gradients, after the client's `adjust`."""
+        parameters = phase.optimiser.parameters
+        found = {parameter: g for parameter, g in zip(parameters, gradients, strict=True) if g is not None}
+        adjusted = self.client.adjust(found)
+        phase.optimiser.update([adjusted.get(parameter) for parameter in parameters])
+        self.after_step()
+
     def stream(self, purpose: str, *more: str | int) -> int:
         """The seed of a random stream of this site, round and occasion (training, or a fine-tuning to evaluate)."""
-        return stream(self.client.config.seed, purpose, self.round, self.site, *self.occasion, *more)
+        return stream(self.config.seed, purpose, self.round, self.site, *self.occasion, *more)

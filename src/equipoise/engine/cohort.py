@@ -115,7 +115,7 @@ class CapturedSteps:
         if not self.enabled or len(self._graphs) >= MOST_GRAPHS:
             return False
         self._seen[key] = self._seen.get(key, 0) + 1
-        full = all(len(batch.label) == client.config.train.batch_size for batch in batches)
+        full = all(len(batch.label) == client.setting.config.train.batch_size for batch in batches)
         return full or self._seen[key] > SEEN_BEFORE_CAPTURE
 
     def _capture_with_room(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from equipoise import metrics
+from equipoise.contract.composition import adapts
 from equipoise.contract.method import Server
 from equipoise.contract.protocol import Payload, Tensors
 from equipoise.core.errors import UserError
@@ -79,7 +80,7 @@ class Evaluator:
         """
         config = self.server.setting.config
         averaged = config.evaluation.rule == "mean_last" and config.may_report(number)
-        fine_tuned = self.engine.client.adapts()
+        fine_tuned = adapts(self.engine.client)
         tested = any("personal" in request.views for request in self._requests(("test",), False, self.views))
         if fine_tuned and tested and not averaged and self.deciding_view() == "global":
             return ("global",)

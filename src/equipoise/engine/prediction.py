@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from equipoise.contract.composition import adapts
 from equipoise.contract.config import Config
 from equipoise.contract.method import Batch, Client, Setting
 from equipoise.contract.protocol import Payload
@@ -44,9 +45,9 @@ class Predictor(nn.Module):
         self.classes: tuple[str, ...] = tuple(start["classes"])
         self.size: int = start["image_size"]
         self.channels: int = start["channels"]
-        self.config, self.view = client.config, view
+        self.config, self.view = client.setting.config, view
         self._client = client
-        self._augmentation = build_augmentation(client.config.augment, self.size, self.channels)
+        self._augmentation = build_augmentation(client.setting.config.augment, self.size, self.channels)
         self.parts = nn.ModuleList(self._used(client.workplace.modules()))
 
     def _used(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -156,8 +157,8 @@ def _model(run: Path, site: str | None, client: Client) -> tuple[str, Payload]:
             known = _sites_of(run)
             raise UserError(f"this method has only personal models; name a site with --site or site= ({known})")
         return "global", {}
-    if "personal" in views and client.adapts():
-        raise UserError(f"{client.config.method} fine-tunes a site's model before each use and stores none")
+    if "personal" in views and adapts(type(client)):
+        raise UserError(f"{client.setting.config.method} fine-tunes a site's model before each use and stores none")
     path = run / "models" / "personal" / f"{safe_name(site)}.safetensors"
     if "personal" not in views or not path.exists():
         known = _sites_of(run)

@@ -102,7 +102,7 @@ class Slot:
         place.site, place.round = request.site, request.round
         place.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
-        factor = client.config.train.schedule.factor(max(request.round - 1, 0))
+        factor = client.setting.config.train.schedule.factor(max(request.round - 1, 0))
         for phase in place.phases.values():
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
         try:
@@ -114,7 +114,7 @@ class Slot:
                 outcome = self._outcome(request, payload)
                 soundness = Soundness(outcome.kept or {})
                 if request.measure:
-                    yield from self._drive(client.ready(), data)
+                    yield from self._drive(place.ready(), data)
                 outcome.measures = yield from self._measure(request, data, data, adapt=False)
                 yield from self._settle()
                 if entry := soundness.first_unfinite():
@@ -146,7 +146,7 @@ class Slot:
             except StopIteration as stop:
                 return stop.value
             result = None
-            if isinstance(work, Train) and 0 in amount(work, client.config.train):
+            if isinstance(work, Train) and 0 in amount(work, client.setting.config.train):
                 continue  # and it takes no random stream: later work draws as if it had not been yielded
             self._work += 1
             if isinstance(work, Train):

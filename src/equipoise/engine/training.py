@@ -159,7 +159,7 @@ def train(
     client: Client, part: Part, augmentation: Augmentation, work: Train, progress: Progress, run_step: Steps
 ) -> Iterator[None]:
     """Issue the steps of one `Train`."""
-    steps, epochs = amount(work, client.config.train)
+    steps, epochs = amount(work, client.setting.config.train)
     progress.epochs = max(progress.epochs, work.first_epoch)
     last_step = None if steps is None else progress.steps + steps
     last_epoch = None if epochs is None else progress.epochs + epochs
@@ -179,9 +179,9 @@ def train(
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
     shuffling = torch.Generator().manual_seed(client.workplace.stream("order", epoch))
-    batches = cut(client.order(part.host_labels, shuffling), client.config.train.batch_size)
+    batches = cut(client.workplace.order(part.host_labels, shuffling), client.setting.config.train.batch_size)
     randomness = client.random("augment", epoch)
-    together = client.batches_per_step
+    together = client.workplace.batches_per_step
     for chunk in _chunks(batches, augmentation, together, part.device):
         made = list(_make_chunk(client, part, augmentation, chunk, randomness))
         for start in range(0, len(made), together):
@@ -206,7 +206,7 @@ def _make_chunk(
     """Read, augment and prepare a run of batches at once, then cut it up."""
     pixels, labels = part.read(torch.cat(list(batches)))
     fields: dict[str, Tensor | PerBatch] = {"label": labels}
-    for index, name in enumerate(("image", "second")[: client.image_views]):
+    for index, name in enumerate(("image", "second")[: client.workplace.image_views]):
         fields[name] = _layout(client, augmentation.view(index)(pixels, randomness))
     chunk = Batch(**fields, batches=len(batches))
     with torch.no_grad():
@@ -221,7 +221,9 @@ def _make_chunk(
 
 
 def _layout(client: Client, images: Tensor) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last) if client.config.compute.channels_last else images
+    return (
+        images.contiguous(memory_format=torch.channels_last) if client.setting.config.compute.channels_last else images
+    )
 
 
 @torch.no_grad()
@@ -231,10 +233,10 @@ def scan(client: Client, part: Readable, augmentation: Augmentation, work: Scan,
     results: dict[str, list[Tensor]] = {}
     transform = augmentation.plain if work.view == "plain" else augmentation.view(0)
     if work.view == "cached":
-        randomness = generator(part.device, client.config.seed, "scan", "every round", client.workplace.site)
+        randomness = generator(part.device, client.setting.config.seed, "scan", "every round", client.workplace.site)
     else:
         randomness = client.random("scan", *which)
-    for rows in torch.arange(len(part)).split(client.config.evaluation.batch_size):
+    for rows in torch.arange(len(part)).split(client.setting.config.evaluation.batch_size):
         pixels, labels = part.read(rows)
         images = _layout(client, transform(pixels, randomness))
         with batches_rounded_up():

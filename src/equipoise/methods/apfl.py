@@ -76,19 +76,13 @@ class APFLClient(TwoNetClient):
         (batch,) = batches
         loss = self.loss(batch, self.outputs(batch))
         *gradients, slope = torch.autograd.grad(loss, [*phase.optimiser.parameters, self.alpha], allow_unused=True)
-        self.descend(phase, gradients)
+        self.workplace.descend(phase, gradients)
         if slope is not None:  # without supervision (npr.supervised = false) nothing depends on the mixture
             with torch.no_grad():
-                self.alpha.sub_(phase.optimiser.lr * self.learns * slope)
-        self.after_step()
-        return loss.detach()
-
-    @torch.no_grad()
-    def after_step(self) -> None:
-        """Keep alpha a share; where it learns once a round, it has."""
-        self.alpha.clamp_(0, 1)
+                self.alpha.sub_(phase.optimiser.lr * self.learns * slope).clamp_(0, 1)
         if self.options.learn == "round":
             self.learns.zero_()
+        return loss.detach()
 
     def predict(self, view: str, batch: Batch) -> Tensor:
         return self.outputs(batch).personal_logits if view == "personal" else super().predict(view, batch)

@@ -23,6 +23,7 @@ from equipoise.components.balanced_draws import BalancedDraws
 from equipoise.contract.component import Component
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method, PerBatch
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Payload, Scan, Tensors
 from equipoise.losses import inherited_knowledge, prediction_entropy
 
@@ -64,7 +65,7 @@ class BalanceFLClient(FedAvgClient):
 
     def train(self, message: Payload) -> Action:
         if self.options.inherit:
-            self.copy(self.net, self.teacher)
+            copy_entries(self.net, self.teacher)
         if self.options.feature_noise:
             seen = yield Scan("train", self.sample, reduce="concatenate")
             spread = within_class_spread(seen["features"], seen["labels"], self.num_classes)
@@ -89,8 +90,8 @@ class BalanceFLClient(FedAvgClient):
 
     def teacher_logits(self, images: Tensor) -> Tensor:
         """Logits (n, C) of the received model, in the configured precision."""
-        with self.precision():
-            parts = images.split(self.config.evaluation.batch_size)
+        with self.workplace.precision():
+            parts = images.split(self.setting.config.evaluation.batch_size)
             return torch.cat([self.teacher(some) for some in parts]).float()
 
     def feature_noise(self, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,8 +16,9 @@ from equipoise.components._merging import average
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
+from equipoise.contract.modules import share
 from equipoise.contract.protocol import Ask, Conversation, Payload, Train, Work
-from equipoise.nets import all_but
+from equipoise.nets import all_but, entries_of
 
 
 class Options(MethodOptions):
@@ -58,8 +59,8 @@ class FedBABUClient(FedAvgClient):
 
     def build(self) -> None:
         super().build()
-        options, optimiser = self.options, self.config.train.optimiser
-        everything, body, head = self.shared, all_but(self.net, "head"), self.entries(self.net, "head")
+        options, optimiser = self.options, self.setting.config.train.optimiser
+        everything, body, head = self.shared, all_but(self.net, "head"), entries_of(self.net, "head")
         self.trained = {"body": body, "all": everything}[options.trained]
         self.phase("main", self.net, self.trained)
         self.phase(
@@ -72,7 +73,7 @@ class FedBABUClient(FedAvgClient):
         )
 
     def update(self) -> Payload:
-        return super().update() | {"model": self.share(self.net, self.trained)}
+        return super().update() | {"model": share(self.net, self.trained)}
 
     def adapt(self) -> Generator[Work, Any, None]:
         yield Train(epochs=self.options.finetune_epochs, phase="finetune")

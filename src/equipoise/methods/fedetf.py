@@ -106,7 +106,7 @@ class FedETFClient(FedETFNet, CosineClient):
         """Fit simplex and projection in turns, by cross entropy, to features (n, D) and labels (n,)."""
         options, head = self.options, self.net.head
         generator = self.random("turns")
-        decay = self.config.train.optimiser.weight_decay
+        decay = self.setting.config.train.optimiser.weight_decay
         simplex = OptimiserConfig(lr=options.simplex_lr, momentum=0.0)
         projection = OptimiserConfig(lr=options.projection_lr, momentum=0.9, weight_decay=decay)
         for _ in range(options.turns):

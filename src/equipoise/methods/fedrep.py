@@ -16,6 +16,7 @@ from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Action, Payload, Train
+from equipoise.nets import entries_of
 
 
 class Options(MethodOptions):
@@ -54,7 +55,7 @@ class FedRepClient(FedRepNet, PartialClient):
     def build(self) -> None:
         super().build()
         # Statistics are the body's, so they stand still while the head is fitted, to features as evaluation sees them.
-        self.phase("head", self.net, self.entries(self.net, "head"), norm="eval")
+        self.phase("head", self.net, entries_of(self.net, "head"), norm="eval")
         self.phase("main", self.net, self.shared)
 
     def train(self, message: Payload) -> Action:

@@ -57,7 +57,7 @@ class PerFedAvgClient(FedAvgClient):
     def build(self) -> None:
         super().build()
         if self.options.alpha:
-            self.batches_per_step = 2 if self.options.variant == "fo" else 3
+            self.workplace.batches_per_step = 2 if self.options.variant == "fo" else 3
             plain = OptimiserConfig(name="sgd", lr=self.options.alpha, momentum=0)
             self.phase("adapt", self.net, optimiser=plain, scheduled=False)
 
@@ -78,8 +78,7 @@ class PerFedAvgClient(FedAvgClient):
             product = self.hessian_product if self.options.variant == "exact" else self.gradient_difference
             curvature = product(batches[2], parameters, gradients)
             gradients = [g - adaptation.lr * c for g, c in zip(gradients, curvature)]
-        self.descend(phase, gradients)
-        self.after_step()
+        self.workplace.descend(phase, gradients)
         return loss
 
     def gradients(self, batch: Batch, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -115,7 +114,7 @@ class PerFedAvgClient(FedAvgClient):
         for module in noisy:
             module.training = False
         try:
-            with self.full_precision():
+            with self.workplace.full_precision():
                 yield
         finally:
             for module in noisy:

@@ -23,8 +23,9 @@ from equipoise.contract.client import Gradients
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
-from equipoise.nets import groups
+from equipoise.nets import entries_of, groups
 
 
 class Options(MethodOptions):
@@ -77,10 +78,10 @@ class PFedMeClient(TwoNetClient):
         self.phase("main", self.personal, optimiser=plain, scheduled=False)
 
     def train(self, message: Payload) -> Action:
-        self.copy(self.net, self.personal)
+        copy_entries(self.net, self.personal)
         yield Train()
         # Only the personal net sees images, so its statistics are the only ones.
-        self.copy(self.personal, self.net, self.entries(self.net, "statistics"))
+        copy_entries(self.personal, self.net, entries_of(self.net, "statistics"))
         return self.update()
 
     def forward(self, batch: Batch) -> Any:

@@ -107,6 +107,11 @@ def all_but(net: nn.Module, *names: str) -> tuple[str, ...]:
     return tuple(entry for entry in net.state_dict() if entry not in left_out)
 
 
+def entries_of(net: nn.Module, *names: str) -> tuple[str, ...]:
+    """State-dict names of the groups "body", "head", "norm" and "statistics"."""
+    return tuple(entry for name in names for entry in groups(net)[name])
+
+
 def class_rows(module: nn.Module, num_classes: int) -> tuple[str, ...]:
     """The parameters of a net, or of a linear head by itself, that have a row for each class."""
     head = module.head if isinstance(module, Net) and module.has_head else module
