@@ -93,9 +93,10 @@ class FlowerEngine(Engine):
         found = list(outcomes)
         for key, by_place in losses.items():
             named = {str(place): loss for place, loss in by_place.items()}
-            for place, how in self._absurd(named, self.options.loss_bound, chance(self.setting.num_classes)).items():
+            absurd_ones = self._absurd(named, self.options.loss_bound, chance(self.setting.num_classes))
+            for name, how in absurd_ones.items():
                 why = SiteFailure(f"its loss of '{key}' is {how}")
-                found[int(place)] = self._unmeasured(requests[int(place)], why)
+                found[int(name)] = self._unmeasured(requests[int(name)], why)
         return found
 
     def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:

@@ -66,12 +66,12 @@ def _check_described(
 ) -> None:
     """Compare counts with what a site said of its images, all of which it measures when it is asked to."""
     for place in sorted(measured):
-        told = described.get(place.partition(".")[2], ())
-        if place not in measures and sum(told):
-            raise UnreadableParcel(f"it did not measure '{place}', though it described {sum(told)} images")
+        images = sum(described.get(place.partition(".")[2], ()))
+        if images and place not in measures:
+            raise UnreadableParcel(f"it did not measure '{place}', though it described {images} images")
     for place, counts in read_counts(measures).items():
-        told = described.get(place.partition(".")[2]) or [0] * len(counts["auc"])
-        if problem := counts_problem(counts, told):
+        own = described.get(place.partition(".")[2]) or [0] * len(counts["auc"])
+        if problem := counts_problem(counts, own):
             raise UnreadableParcel(f"the counts of '{place}' cannot be right: {problem}")
 
 
