@@ -33,7 +33,7 @@ def test_the_stronger_the_pull_the_nearer_personal_nets_stay(tmp_path):
 
 def test_gradients_of_the_personal_net_get_the_pull_and_no_others_do():
     client, batch = new_client("ditto", "ditto.regularisation=0.5"), noise_batch()
-    client.copy(client.net, client.received)
+    copy_entries(client.net, client.received)
     with torch.no_grad():
         for parameter in client.personal.parameters():
             parameter.add_(2.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.contract.client import PerBatch
 from equipoise.contract.component import Batch, SiteSide
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Payload, Work
 
 
@@ -20,12 +21,12 @@ class ReceivedTeacherSite(SiteSide):
         self.scratch("received", self.client.reference(self.received))
 
     def begin(self, message: Payload) -> Generator[Work, Any, None]:
-        self.client.copy(self.client.net, self.received)
+        copy_entries(self.client.net, self.received)
         yield from ()
 
     def prepare(self, chunk: Batch) -> Mapping[str, Tensor | PerBatch]:
         """Logits (n, C) of the frozen net, for many batches at once."""
-        logits = self.client.classified(self.client.logits(self.received, chunk))
+        logits = self.client.classified(self.client.workplace.logits(self.received, chunk.image))
         return {f"{self.options.name}_teacher": logits}
 
     def taught(self, batch: Batch) -> Tensor:

@@ -54,7 +54,7 @@ class NormalisedStepsSite(SiteSide):
 
     def length(self, steps: float) -> float:
         """|a_k|, the sum of the factors that local training gives to its gradients."""
-        optimiser = self.client.config.train.optimiser
+        optimiser = self.setting.config.train.optimiser
         momentum = optimiser.momentum if optimiser.name == "sgd" else 0.0
         if not momentum or optimiser.keep:
             return steps

@@ -19,6 +19,7 @@ from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.client import Gradients
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
+from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Payload
 
 
@@ -51,7 +52,7 @@ class DittoClient(TwoNetClient):
         self.scratch("received", self.received)
 
     def train(self, message: Payload) -> Action:
-        self.copy(self.net, self.received)
+        copy_entries(self.net, self.received)
         return (yield from super().train(message))
 
     def forward(self, batch: Batch) -> Any:
