@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from clients import SHORT, kept_of, new_client, noise_batch
+from equipoise.contract.modules import copy_entries
 from harness import assert_same_bits, run_tiny, server_state
 
 
