@@ -15,6 +15,7 @@ from equipoise.components._merging import average
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Client, Server, Setting
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Replies, Tensors, Train, Value
+from equipoise.contract.summed import added, averaged
 from equipoise.nets import Net
 
 
@@ -64,8 +65,8 @@ class FedAvgClient(SharedNet, Client):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
-            "model": "the net's weights and batch-norm statistics after local training",
-            "examples": Entry("number of local training images", "images"),
+            "model": averaged("the net's weights and batch-norm statistics after local training"),
+            "examples": added(Entry("number of local training images", "images")),
         }
     }
 

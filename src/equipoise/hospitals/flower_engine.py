@@ -59,7 +59,7 @@ class FlowerEngine(Engine):
 
     def evaluate(
         self, message: Mapping[str, Value | PerSite], requests: Sequence[Request], round_number: int
-    ) -> Generator[None, None, list[Outcome]]:
+    ) -> Generator[None, None, list[tuple[Request, Outcome]]]:
         """Measure models at sites; raw scores of single patients are never asked for."""
         without = [replace(request, scores=False) for request in requests]
         return (yield from super().evaluate(message, without, round_number))

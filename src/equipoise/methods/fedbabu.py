@@ -17,6 +17,7 @@ from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Ask, Conversation, Payload, Train, Work
+from equipoise.contract.summed import averaged
 from equipoise.nets import all_but
 
 
@@ -52,7 +53,11 @@ class FedBABUClient(FedAvgClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
-        | {"model": "the body's weights and batch-norm statistics after local training; the head's too if it trains"}
+        | {
+            "model": averaged(
+                "the body's weights and batch-norm statistics after local training; the head's too if it trains"
+            )
+        }
     }
     views = ("global", "personal")
 
