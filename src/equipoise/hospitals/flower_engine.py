@@ -15,6 +15,7 @@ from statistics import median
 
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Value, flatten
+from equipoise.core.errors import UserError
 from equipoise.engine.base import Engine
 from equipoise.engine.slot import Outcome, Request
 from equipoise.hospitals.exchange import PUBLISH, FlowerOptions, Hospitals, Post, RemoteVersions, Roster
@@ -37,12 +38,18 @@ class FlowerEngine(Engine):
         options: FlowerOptions,
         keep_updates: bool = False,
     ):
+        if setting.config.privacy.secure_sums:
+            raise UserError("privacy.secure_sums is not there between hospitals yet: set it to false, or simulate")
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
         self.post = post
         self.roster = roster
         self.journal = Journal(folder / "journal", keep_updates)
         self.place: Hospitals = Hospitals(setting, options, post, roster, self.states, self.journal)
+
+    def is_site(self, name: str) -> bool:
+        """Whether a name is a site's, and not that of a common set or a cohort."""
+        return name in self.roster.sites
 
     def begin(self, round_number: int, attempt: int) -> None:
         """Start a round anew; replies of this round that were journaled before a crash stay."""
