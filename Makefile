@@ -24,8 +24,8 @@ test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow'
 
 check: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs setup.py
+	$(BIN)/ruff format --check src tests benchmarks docs setup.py
 	$(BIN)/mypy
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/package.py

@@ -135,7 +135,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "first_step_s": min(run["first_step_s"] for run in runs),
         "evaluation_share": statistics.median(shares),
-        "run_cpu_s": statistics.median(own["total"] for own in spent),
+        "run_cpu_s": statistics.median(run["evaluation"]["total"] for run in runs),
     }
 
 

@@ -1,5 +1,7 @@
-"""What `make docs` adds to docs/: the pages at the repository's root, the notebooks, the API, and a card for each method
-and component. Links between files of the repository become links between pages."""
+"""What `make docs` adds to docs/: the pages at the repository's root, the notebooks, the API, and cards.
+
+Each method and component has a card. Links between files of the repository become links between pages.
+"""
 
 from __future__ import annotations
 
