@@ -73,8 +73,9 @@ class FlowerEngine(Engine):
     ) -> Generator[None, None, list[tuple[Request, Outcome]]]:
         """Measure models at sites; raw scores of single patients are never asked for."""
         without = [replace(request, scores=False) for request in requests]
-        outcomes = yield from super().evaluate(message, without, round_number)
-        return self._plausible(without, outcomes)
+        answers = yield from super().evaluate(message, without, round_number)
+        asked = [request for request, _ in answers]
+        return [*zip(asked, self._plausible(asked, [outcome for _, outcome in answers]))]
 
     def publish(
         self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False
