@@ -9,7 +9,14 @@ from equipoise.contract.config import Config
 from equipoise.contract.protocol import SiteFailure
 from equipoise.data import Federation
 from equipoise.engine.loop import Run
-from equipoise.hospitals.descriptions import agreed_federation, describe, digests, hosts, training_images
+from equipoise.hospitals.descriptions import (
+    agreed_federation,
+    describe,
+    described_counts,
+    digests,
+    hosts,
+    training_images,
+)
 from equipoise.hospitals.exchange import FlowerOptions, Roster
 from equipoise.hospitals.flower_engine import FlowerEngine
 from equipoise.hospitals.office import Office
@@ -59,7 +66,8 @@ class Hospitals:
     def run(self, options: FlowerOptions | None = None, resume: bool = False, keep_updates: bool = False) -> Path:
         """Run the config to the end; gives the run folder."""
         told = [describe(site, self.federation) for site in self.post.offices]
-        roster = Roster("test", tuple(self.post.offices), hosts(told), training_images(told), digests(told))
+        sites, counts = tuple(self.post.offices), described_counts(told)
+        roster = Roster("test", sites, hosts(told), training_images(told), digests(told), counts)
 
         def engine(method, setting, _, folder):
             return FlowerEngine(method, setting, folder, self.post, roster, options or FlowerOptions(), keep_updates)

@@ -310,7 +310,7 @@ class Liar(Postbox):
     ("lie", "told"),
     [
         ("nan", "NaN"),
-        ("long", "times as long"),
+        ("long", "times as large as usual"),
         ("replay", "another message"),
         ("no header", "not JSON"),
         ("incomplete", "incomplete"),

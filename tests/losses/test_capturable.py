@@ -45,6 +45,10 @@ CASES = {
         IMAGES,
     ),
     "mutual": (lambda z: losses.mutual_kl(z, LOGITS.flip(0)), LOGITS),
+    "not_true": (lambda z: losses.not_true_kl(z, LOGITS.flip(0), LABELS), LOGITS),
+    "vacant": (lambda z: losses.vacant_kl(z, LOGITS.flip(0), torch.tensor([5, 4, 0, 0])), LOGITS),
+    "suppression": (lambda z: losses.logit_suppression(z, LABELS, COUNTS), LOGITS),
+    "rebalanced": (lambda z: losses.rebalanced_binary(z, LABELS, torch.ones(4), torch.ones(4)), LOGITS),
     "inherited": (lambda z: losses.inherited_knowledge(z, LOGITS.flip(0), COUNTS < 3), LOGITS),
     "entropy": (lambda z: losses.prediction_entropy(z, PRESENT).sum(), LOGITS),
 }

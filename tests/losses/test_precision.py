@@ -90,6 +90,18 @@ CASES = {
         IMAGES,
         LABELS,
     ),
+    "not_true_kl": (lambda z, y, cast: losses.not_true_kl(z, cast(LOGITS.flip(0)), y), LOGITS, LABELS),
+    "vacant_kl": (
+        lambda z, y, cast: losses.vacant_kl(z, cast(LOGITS.flip(0)), torch.tensor([5, 4, 0, 0])),
+        LOGITS,
+        LABELS,
+    ),
+    "logit_suppression": (lambda z, y, cast: losses.logit_suppression(z, y, COUNTS), LOGITS, LABELS),
+    "rebalanced_binary": (
+        lambda z, y, cast: losses.rebalanced_binary(z, y, cast(torch.ones(4)), cast(torch.ones(4))),
+        LOGITS,
+        LABELS,
+    ),
     "mutual_kl": (lambda z, y, cast: losses.mutual_kl(z, cast(LOGITS.flip(0))), LOGITS, LABELS),
     "inherited": (
         lambda z, y, cast: losses.inherited_knowledge(z, cast(LOGITS.flip(0)), COUNTS < 3),

@@ -14,7 +14,10 @@ from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation
 from host_reads import HostReads
 
-METHODS = ("fedprox", "scaffold", "feddyn", "moon", "fedproc", "fedrs", "fedlc", "fedfocal", "fedeamc", "ida", "climb")
+METHODS = (
+    *("fedprox", "scaffold", "feddyn", "moon", "fedproc", "fedrs", "fedlc", "fedfocal", "fedeamc", "ida", "climb"),
+    *("fedntd", "feddisco", "fednova", "fedvls"),
+)
 
 
 @pytest.mark.parametrize("method", METHODS)

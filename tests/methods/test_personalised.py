@@ -25,6 +25,8 @@ METHODS = {
     "perfedavg": (),
     "pfedme": ("pfedme.inner_steps=2",),
     "apfl": (),
+    "ditto": (),
+    "fedper": (),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,19 @@ class Split:
         """The images at `positions` (b,) of this split: uint8 (b, C, H, W). Reads no other image."""
         return self.store.images(self.rows[np.asarray(positions, dtype=np.int64)])
 
+    def class_counts(self, num_classes: int) -> np.ndarray:
+        """Images of each class: int64 (num_classes,)."""
+        return np.bincount(self.labels, minlength=num_classes).astype(np.int64)
+
+    def stretches(self) -> Iterator[np.ndarray]:
+        """All rows, then all labels, in stretches that fit into memory."""
+        yield self.rows
+        yield self.labels
+
+    def sample_digest(self) -> bytes:
+        """Identifies the images, by a sample where they are very many."""
+        return self.store.sample_digest(self.rows)
+
 
 @dataclass(frozen=True, eq=False)
 class Site:
@@ -62,8 +75,9 @@ class Site:
 
     def class_counts(self, num_classes: int, part: str = "train") -> np.ndarray:
         """Images of each class in a part: int64 (num_classes,); zeros where the site has no such part."""
-        labels = self.splits[part].labels if part in self.splits else np.zeros(0, dtype=np.int64)
-        return np.bincount(labels, minlength=num_classes).astype(np.int64)
+        if part not in self.splits:
+            return np.zeros(num_classes, dtype=np.int64)
+        return self.splits[part].class_counts(num_classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,9 +55,9 @@ def fingerprint(federation: Federation, parts: Collection[str] | None = None) ->
             if parts is not None and (part not in parts or not len(split)):
                 continue
             digest.update(f"{place.name}/{part}/{len(split)}".encode())
-            for column in (split.rows, split.labels):
-                digest.update(np.ascontiguousarray(column).tobytes())
-            digest.update(split.store.sample_digest(split.rows))
+            for stretch in split.stretches():
+                digest.update(np.ascontiguousarray(stretch).tobytes())
+            digest.update(split.sample_digest())
     return digest.hexdigest()[:16]
 
 

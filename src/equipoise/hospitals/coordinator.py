@@ -26,7 +26,14 @@ from equipoise.engine.runs import with_net
 from equipoise.hospitals.authority import check_authority, check_server_certificate
 from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.deployment_files import ServerFile, check_security, split_address
-from equipoise.hospitals.descriptions import agreed_federation, digests, hosts, read_description, training_images
+from equipoise.hospitals.descriptions import (
+    agreed_federation,
+    described_counts,
+    digests,
+    hosts,
+    read_description,
+    training_images,
+)
 from equipoise.hospitals.exchange import FlowerOptions, Post, Roster
 from equipoise.hospitals.flower_api import server_grid
 from equipoise.hospitals.flower_engine import FlowerEngine
@@ -148,7 +155,8 @@ def conduct(
         told = consortium["sites"]
         federation = agreed_federation(config.data.name, told)
         config = with_net(config, federation.image_size)
-        roster = Roster(consortium["run"], tuple(settings.sites), hosts(told), training_images(told), digests(told))
+        sites, counts = tuple(settings.sites), described_counts(told)
+        roster = Roster(consortium["run"], sites, hosts(told), training_images(told), digests(told), counts)
         maker = _EngineMaker(post, roster, settings.flower, keep_updates)
         Run(config, method, federation, folder, observers, engine=maker).execute(resume)
     return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -22,8 +22,14 @@ from equipoise.data.store import Store
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.hospitals.parcels import digest_of
 
-#: a site that says it has more images than this in one part is not believed
-MOST_IMAGES = 50_000_000
+#: a site that says it has more images than this, over all parts and places, is not believed
+MOST_IMAGES = 10_000_000
+#: confusion matrices hold the square of this
+MOST_CLASSES = 1_000
+MOST_PLACES = 100
+MOST_WARNINGS = 100
+#: images at a time, where a digest goes through a description
+STRETCH = 1 << 16
 
 Counts = dict[str, list[NonNegativeInt]]
 LONGEST_TEXT = 500
@@ -34,21 +40,23 @@ class Description(Table):
     """What a site says of its data, checked before the server builds on it."""
 
     site: ShortText
-    classes: list[ShortText] = Field(min_length=2, max_length=10_000)
+    classes: list[ShortText] = Field(min_length=2, max_length=MOST_CLASSES)
     image_size: PositiveInt = Field(le=1 << 14)
     channels: PositiveInt = Field(le=64)
     counts: Counts
-    common: dict[ShortText, Counts]
-    cohorts: dict[ShortText, Counts]
-    warnings: list[ShortText]
+    common: dict[ShortText, Counts] = Field(max_length=MOST_PLACES)
+    cohorts: dict[ShortText, Counts] = Field(max_length=MOST_PLACES)
+    warnings: list[ShortText] = Field(max_length=MOST_WARNINGS)
     fingerprint: ShortText
 
     @model_validator(mode="after")
     def _counts_fit(self) -> Self:
+        told = 0
         for counts in (self.counts, *self.common.values(), *self.cohorts.values()):
             for part, numbers in counts.items():
-                if part not in PARTS or len(numbers) != len(self.classes) or sum(numbers) > MOST_IMAGES:
-                    raise ValueError(f"the numbers of images in '{part}' cannot be right")
+                told += sum(numbers)
+                if part not in PARTS or len(numbers) != len(self.classes) or told > MOST_IMAGES:
+                    raise ValueError(f"the numbers of images in '{part[:LONGEST_TEXT]}' cannot be right")
         return self
 
 
@@ -67,7 +75,39 @@ class ElsewhereStore(Store):
         """Refuse: the images never leave the hospital."""
         raise RuntimeError("these images lie at a site and cannot be read here")
 
-    def sample_digest(self, rows: np.ndarray) -> bytes:
+
+class ElsewhereSplit(Split):
+    """So many images of each class, in the order of the classes; whatever a site says, it takes no memory."""
+
+    def __init__(self, counts: Sequence[int]):
+        object.__setattr__(self, "store", ElsewhereStore())
+        object.__setattr__(self, "counts", np.asarray(counts, dtype=np.int64))
+
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "rows":
+            return np.arange(len(self))
+        if name == "labels":
+            return np.repeat(np.arange(len(self.counts)), self.counts)
+        raise AttributeError(name)
+
+    def class_counts(self, num_classes: int) -> np.ndarray:
+        """Images of each class: int64 (num_classes,)."""
+        return np.pad(self.counts, (0, num_classes - len(self.counts)))
+
+    def stretches(self) -> Iterator[np.ndarray]:
+        """All rows, then all labels, in stretches that fit into memory."""
+        for first in range(0, len(self), STRETCH):
+            yield np.arange(first, min(first + STRETCH, len(self)))
+        for label, count in enumerate(self.counts.tolist()):
+            for first in range(0, count, STRETCH):
+                yield np.full(min(STRETCH, count - first), label)
+
+    def sample_digest(self) -> bytes:
         """Nothing: the site's description has a fingerprint of its own."""
         return b""
 
@@ -86,7 +126,9 @@ def describe(name: str, federation: Federation) -> dict[str, Any]:
         "counts": _counts(own[name], size),
         "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
         "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
-        "warnings": [textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...") for text in federation.warnings],
+        "warnings": [
+            textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...") for text in federation.warnings[:MOST_WARNINGS]
+        ],
         "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
     }
 
@@ -150,9 +192,13 @@ def hosts(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...
     return {place: tuple(sites) for place, sites in found.items()}
 
 
+def described_counts(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Counts]:
+    """The images of each class that each site, and each place that is no site, has by part."""
+    found: dict[str, Counts] = {d["site"]: d["counts"] for d in descriptions}
+    for description in descriptions:
+        found |= {**description["common"], **description["cohorts"]}
+    return found
+
+
 def _site(name: str, counts: Mapping[str, Sequence[int]]) -> Site:
-    store, splits = ElsewhereStore(), {}
-    for part, numbers in counts.items():
-        labels = np.repeat(np.arange(len(numbers)), np.asarray(numbers, dtype=np.int64))
-        splits[part] = Split(store, np.arange(len(labels)), labels)
-    return Site(name, splits)
+    return Site(name, {part: ElsewhereSplit(numbers) for part, numbers in counts.items()})

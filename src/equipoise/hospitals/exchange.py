@@ -41,7 +41,14 @@ class FlowerOptions(Table):
     timeout: PositiveFloat = Field(3600.0, description="seconds that a site has to answer one message")
     half: bool = Field(False, description="round weights to half precision on the wire")
     norm_bound: PositiveFloat = Field(
-        1000.0, description="an update this many times as long as the median of the others is refused"
+        10.0,
+        description="an update this many times as long as the median of the others is refused; a site that has more "
+        "training images than the others takes more steps, and may go further in proportion",
+    )
+    loss_bound: PositiveFloat = Field(
+        100.0,
+        description="a loss, sum or prototype this many times as large as the median of the others is refused; losses "
+        "count as those of guessing at least",
     )
 
 
@@ -62,6 +69,7 @@ class Roster:
     Attributes:
         hosts: for each place that is no site (a common test set), the sites that hold its images
         examples: the training images that each site said it has
+        counts: the images of each class that each place has by part; empty: nobody said
         described: a digest of all that each site said of its data; a site whose data has changed since then refuses
     """
 
@@ -70,6 +78,7 @@ class Roster:
     hosts: Mapping[str, tuple[str, ...]]
     examples: Mapping[str, int] = field(default_factory=dict)
     described: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
 
 class RemoteVersions(Versions):
@@ -209,7 +218,8 @@ class Hospitals:
             payload, _ = open_parcel(reply)
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
-            noted = read_noted(header, message.measured, self._template)
+            described = self.roster.counts.get(request.data or request.site)
+            noted = read_noted(header, message.measured, self._template, described)
         except (UnreadableParcel, MissingTensors) as problem:
             self._count(host, reply.size, down)
             return SiteFailure(f"its reply cannot be read: {problem}")

@@ -8,15 +8,19 @@ Nothing in this file knows how parcels travel: a `Post` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
+from torch import Tensor
+
+from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Value, flatten
 from equipoise.engine.base import Engine
 from equipoise.engine.slot import Outcome, Request
+from equipoise.hospitals.bounds import absurd, chance, share_of, size_of
 from equipoise.hospitals.exchange import PUBLISH, FlowerOptions, Hospitals, Post, RemoteVersions, Roster
 from equipoise.hospitals.journal import Journal
 from equipoise.hospitals.replies import words_of
@@ -62,7 +66,8 @@ class FlowerEngine(Engine):
     ) -> Generator[None, None, list[Outcome]]:
         """Measure models at sites; raw scores of single patients are never asked for."""
         without = [replace(request, scores=False) for request in requests]
-        return (yield from super().evaluate(message, without, round_number))
+        outcomes = yield from super().evaluate(message, without, round_number)
+        return self._plausible(without, outcomes)
 
     def publish(
         self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False
@@ -79,26 +84,106 @@ class FlowerEngine(Engine):
         self.undone[request.site, "measure the models"] = str(failure)
         return Outcome()
 
+    def _plausible(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes, without the measurements of sites whose loss is absurd beside the others'."""
+        losses: dict[str, dict[int, float]] = {}
+        for place, outcome in enumerate(outcomes):
+            for key, counts in outcome.measures.items():
+                losses.setdefault(key, {})[place] = loss_of(counts)
+        found = list(outcomes)
+        for key, by_place in losses.items():
+            named = {str(place): loss for place, loss in by_place.items()}
+            absurd_ones = self._absurd(named, self.options.loss_bound, chance(self.setting.num_classes))
+            for name, how in absurd_ones.items():
+                why = SiteFailure(f"its loss of '{key}' is {how}")
+                found[int(name)] = self._unmeasured(requests[int(name)], why)
+        return found
+
     def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
-        """Also leave out updates that are absurdly long beside those of the others."""
+        """Also leave out replies that are absurd beside those of the others: updates, losses, what else is reported."""
         sound = super()._sound(replies, ask)
         lengths = {reply.site: _length(reply.payload, ask.message(reply.site)) for reply in sound}
-        return self._without(sound, ask, {site: self._overlong(site, lengths) for site in lengths})
+        sound = self._without_absurd(sound, ask, "its update", lengths, self.options.norm_bound, in_proportion=True)
+        for what, values, least in self._reported(sound, ask):
+            sound = self._without_absurd(sound, ask, what, values, self.options.loss_bound, least)
+        return sound
 
-    def _overlong(self, site: str, lengths: Mapping[str, float]) -> str | None:
-        others = [length for other, length in lengths.items() if other != site]
-        usual = median(others) if others else 0.0
-        if usual > 0 and lengths[site] > self.options.norm_bound * usual:
-            return f"its update is {lengths[site] / usual:.0f} times as long as the others'"
-        return None
+    def _reported(self, replies: list[Reply], ask: Ask) -> list[tuple[str, dict[str, float], float]]:
+        """What sites report besides the tensors that they were sent: each quantity by site, and what is least usual."""
+        guessed, sites = chance(self.setting.num_classes), [reply.site for reply in replies]
+        facts = {site: self.facts[site]["loss"] for site in sites if "loss" in self.facts.get(site, {})}
+        quantities = [("its training loss", facts, guessed)]
+        for key in sorted({key for site in sites for key in self.measures.get(site, {})}):
+            measured = {site: self.measures[site][key] for site in sites if key in self.measures.get(site, {})}
+            losses = {site: loss_of(counts) for site, counts in measured.items()}
+            quantities.append((f"its loss of '{key}'", losses, guessed))
+        for entry, text in self.client.discloses.get(ask.action, {}).items():
+            sizes = {
+                r.site: size for r in replies if (size := _size(entry, r.payload, ask.message(r.site))) is not None
+            }
+            per_image = {site: size / max(self.roster.examples.get(site, 1), 1) for site, size in sizes.items()}
+            adds_up = rule_of(text) in ("by_class", "total") and "loss" in entry
+            quantities.append((f"'{entry}'", per_image, guessed) if adds_up else (f"'{entry}'", sizes, 0.0))
+        return quantities
+
+    def _without_absurd(
+        self,
+        replies: list[Reply],
+        ask: Ask,
+        what: str,
+        values: Mapping[str, float],
+        multiple: float,
+        least: float = 0.0,
+        in_proportion: bool = False,
+    ) -> list[Reply]:
+        present = {reply.site: values[reply.site] for reply in replies if reply.site in values}
+        found = self._absurd(present, multiple, least, in_proportion)
+        return self._without(replies, ask, {r.site: _told(what, found.get(r.site)) for r in replies})
+
+    def _absurd(
+        self, values: Mapping[str, float], multiple: float, least: float = 0.0, in_proportion: bool = False
+    ) -> dict[str, str]:
+        """Sites whose value is out of proportion; NaN, which a model that diverged has, is no lie."""
+        known = {site: value for site, value in values.items() if not math.isnan(value)}
+        scaled = in_proportion and self.setting.config.train.steps is None
+        share = {site: share_of(self.roster.examples, site, [*known]) if scaled else 1.0 for site in known}
+        return absurd(known, {site: multiple * share[site] for site in known}, least)
 
     def _own_problem(self, reply: Reply, ask: Ask) -> str | None:
-        """Also whether a site claims as many training images as it said it has: averages are weighted by them."""
+        """Also whether a site claims other numbers of training images than it described: averages are weighted by
+        them."""
+        counts = self.roster.counts.get(reply.site, {}).get("train")
         told = self.roster.examples.get(reply.site)
-        claimed = reply.payload.get("examples", told)
-        if told is not None and (type(claimed) is not int or claimed != told):
-            return f"it claims {words_of(claimed)} training images, but has {told}"
+        for entry, text in self.client.discloses.get(ask.action, {}).items():
+            claimed, rule = reply.payload.get(entry), rule_of(text)
+            if claimed is None:
+                continue
+            if rule == "images" and told is not None and (type(claimed) is not int or claimed != told):
+                return f"it claims {words_of(claimed)} training images, but has {told}"
+            if rule == "counts" and counts is not None and not _same_counts(claimed, counts):
+                return f"'{entry}' is {words_of(claimed)}, but it described {list(counts)}"
+            if rule == "share" and not (isinstance(claimed, int | float) and 0 <= claimed <= 1):
+                return f"'{entry}' is {words_of(claimed)}, which is no share"
         return super()._own_problem(reply, ask)
+
+
+def loss_of(counts: Mapping[str, Tensor]) -> float:
+    """The mean loss of an image."""
+    return abs(float(counts["loss"])) / max(int(counts["confusion"].sum()), 1)
+
+
+def _told(what: str, how: str | None) -> str | None:
+    return None if how is None else f"{what} is {how}"
+
+
+def _same_counts(claimed: Value, counts: Sequence[int]) -> bool:
+    """Whether a tensor holds these numbers of images."""
+    return isinstance(claimed, Tensor) and claimed.shape == (len(counts),) and claimed.tolist() == list(counts)
+
+
+def _size(entry: str, payload: Mapping[str, Value], message: Mapping[str, Value]) -> float | None:
+    """How large an entry of a reply is; None for one that was sent, which counts as an update."""
+    return None if entry in message or entry not in payload else size_of(payload[entry])
 
 
 def _length(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from equipoise.contract.protocol import Tensors
-from equipoise.hospitals.parcels import KINDS, UnreadableParcel
+from equipoise.hospitals.bounds import counts_problem
+from equipoise.hospitals.parcels import KINDS, UnreadableParcel, read_counts
 from equipoise.tasks.classification import Task
 
 #: what a site may tell about its work, besides counts
@@ -27,12 +28,18 @@ def count_template(task: Task) -> Tensors:
     return task.measure(torch.zeros(1, task.num_classes), torch.zeros(1, dtype=torch.int64))
 
 
-def read_noted(header: Mapping[str, Any], measured: Collection[str], template: Tensors) -> dict[str, Any]:
+def read_noted(
+    header: Mapping[str, Any],
+    measured: Collection[str],
+    template: Tensors,
+    described: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Any]:
     """The part of a reply's header that is kept: whether the site wrote a state, its counts, facts of its work.
 
     Args:
         measured: what the site was asked to measure, as `view.part`
         template: counts as they should look
+        described: the images of each class that the site said it has, by part; counts have to agree
 
     Raises:
         UnreadableParcel: when something is missing or not what it should be
@@ -44,12 +51,28 @@ def read_noted(header: Mapping[str, Any], measured: Collection[str], template: T
             raise UnreadableParcel(f"it measured '{stranger[:LONGEST_WORDS]}', which nobody asked for")
         for place, counts in measures.items():
             _check_counts(place, counts, template)
+        if described is not None:
+            _check_described(measures, measured, described)
         for name, value in facts.items():
             if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
                 raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no fact that a site tells")
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as problem:
         raise UnreadableParcel(f"it is incomplete ({type(problem).__name__}: {words_of(problem)})") from None
     return {"kept": bool(kept), "measures": measures, "facts": facts}
+
+
+def _check_described(
+    measures: Mapping[str, Any], measured: Collection[str], described: Mapping[str, Sequence[int]]
+) -> None:
+    """Compare counts with what a site said of its images, all of which it measures when it is asked to."""
+    for place in sorted(measured):
+        images = sum(described.get(place.partition(".")[2], ()))
+        if images and place not in measures:
+            raise UnreadableParcel(f"it did not measure '{place}', though it described {images} images")
+    for place, counts in read_counts(measures).items():
+        own = described.get(place.partition(".")[2]) or [0] * len(counts["auc"])
+        if problem := counts_problem(counts, own):
+            raise UnreadableParcel(f"the counts of '{place}' cannot be right: {problem}")
 
 
 def _check_counts(place: str, counts: Mapping[str, Any], template: Tensors) -> None:

@@ -9,7 +9,7 @@ from equipoise.losses.contrastive import (
     model_contrastive,
     prototype_contrastive,
 )
-from equipoise.losses.distillation import mutual_kl
+from equipoise.losses.distillation import mutual_kl, not_true_kl, vacant_kl
 from equipoise.losses.prototype import (
     alignment_weights,
     conjoint_prototype_aligned,
@@ -30,6 +30,8 @@ from equipoise.losses.supervised import (
     focal,
     graded_factors,
     logit_adjusted,
+    logit_suppression,
+    rebalanced_binary,
     restricted_logits,
     restricted_softmax,
 )
@@ -54,17 +56,21 @@ __all__ = [
     "inter_client_contrastive",
     "intra_client_contrastive",
     "logit_adjusted",
+    "logit_suppression",
     "membership",
     "model_contrastive",
     "mutual_kl",
     "norm_statistics_gap",
+    "not_true_kl",
     "prediction_entropy",
     "prototype_contrastive",
     "prototype_distance",
+    "rebalanced_binary",
     "restricted_logits",
     "restricted_softmax",
     "subcluster_regularisation",
     "subcluster_scores",
+    "vacant_kl",
     "widened",
     "working_dtype",
 ]

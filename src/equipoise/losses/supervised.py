@@ -1,6 +1,9 @@
 """Supervised losses for imbalanced classes, of logits (B, C) or (B, C, ...), labels and class counts (C,)."""
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.core.arguments import check_shape
@@ -105,3 +108,28 @@ def fedlc(logits: Tensor, labels: Tensor, class_counts: Tensor, tau: float = 1.0
     With equal counts, or tau 0, it is cross entropy over the classes present.
     """
     return logit_adjusted(logits, labels, calibrated_margins(class_counts.to(working_dtype(logits)), tau))
+
+
+def logit_suppression(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """FedVLS's pull on logits of classes that an image is not of (Guo et al., 2025).
+
+    The sum over classes of p_c log mean exp(z_c - log p_c - log C). The mean is over the images of the batch; an image
+    of class c itself counts with an exponent of 0, as released. Logits (B, C); p are the site's class frequencies, so
+    absent classes weigh nothing.
+    """
+    wide = widened(logits)
+    share = frequencies(class_counts, wide.dtype)
+    spread = wide - (share + 1e-9).log() - math.log(logits.shape[1])
+    spread = spread * (1 - membership(labels, logits.shape[1], wide.dtype))
+    return (share * (spread.logsumexp(0) - math.log(max(len(logits), 1)))).sum()
+
+
+def rebalanced_binary(logits: Tensor, labels: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Binary cross entropy of each class against all others, summed over classes, mean over samples.
+
+    Logits (B, C). Images of class c weigh `positive` (C,) for it, all others `negative` (C,); ones change nothing.
+    """
+    wide = widened(logits)
+    own = membership(labels, logits.shape[1], wide.dtype)
+    losses = own * positive * F.softplus(-wide) + (1 - own) * negative * F.softplus(wide)
+    return losses.sum(1).mean()

@@ -1,0 +1,98 @@
+"""Bounds on what sites report: by what they described of their data, and by what most of the others report.
+
+A site that lies about its numbers cannot be caught at everything; it can be held to what it said before, and to what
+is plausible beside the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.protocol import Tensors
+
+#: sums of numbers between 0 and 1 may be off by so much, by rounding
+SLACK = 1e-3
+
+
+def counts_problem(counts: Tensors, described: Sequence[int]) -> str | None:
+    """What cannot be true of the counts of a model on images, of which `described` says the number in each class."""
+    rows = counts["confusion"].sum(1).tolist()
+    for label, (found, told) in enumerate(zip(rows, described)):
+        if found != told:
+            return f"its confusion matrix has {found} images of class {label + 1}, but it described {told}"
+    return _calibration_problem(counts, sum(described)) or _curve_problem(counts["auc"], described)
+
+
+def _calibration_problem(counts: Tensors, images: int) -> str | None:
+    """Bins of confidence hold each image once, and agree with the diagonal of the confusion matrix."""
+    bins = counts["calibration"]
+    if not bool(bins.isfinite().all()):  # a model that diverged
+        return None
+    number, confidence, correct = bins
+    right = int(counts["confusion"].diagonal().sum())
+    whole = bool((bins >= 0).all()) and bool((number == number.round()).all())
+    if not whole or int(number.sum()) != images or int(correct.sum()) != right:
+        return f"its calibration bins do not hold {images} images, {right} of them predicted rightly"
+    if bool((correct > number).any()) or bool((confidence > number + SLACK).any()):
+        return "its calibration bins hold more than their images"
+    loss = float(counts["loss"])
+    return f"its loss is {loss:.3g}" if loss < 0 else None
+
+
+def _curve_problem(areas: Tensor, described: Sequence[int]) -> str | None:
+    """An area under a curve lies between 0 and 1, and is defined where a class has images and so have others."""
+    images = sum(described)
+    for area, own in zip(areas.tolist(), described):
+        if area != -1 and not (0 <= area <= 1 + SLACK and 0 < own < images):
+            return f"the area under the curve of a class of {own} among {images} images is {area:.3g}"
+    return None
+
+
+def absurd(values: Mapping[str, float], limits: Mapping[str, float], least: float = 0.0) -> dict[str, str]:
+    """The sites whose value is more than a multiple of the median of the others', and by how much, in words.
+
+    One of two sites cannot put the other in the wrong: where two differ so much, both are out.
+
+    Args:
+        limits: how large a multiple may be, by site
+        least: medians below this count as this
+    """
+    found = {}
+    for site, own in values.items():
+        others = [value for other, value in values.items() if other != site]
+        usual = max(median(others), least) if others else 0.0
+        if usual > 0 and own > limits[site] * usual:
+            found[site] = f"{own / usual:.3g} times as large as usual at the others"
+    if found and len(values) == 2:
+        return dict.fromkeys(values, "very different from the other site's, and nobody can tell which is right")
+    return found
+
+
+def chance(classes: int) -> float:
+    """The loss of an image whose class is guessed."""
+    return math.log(max(classes, 2))
+
+
+def share_of(examples: Mapping[str, int], site: str, sites: Sequence[str]) -> float:
+    """How many times as many training images a site has as the median of the others; 1 at least."""
+    others = [examples.get(other, 0) for other in sites if other != site]
+    usual = median(others) if others else 0
+    return max(1.0, examples.get(site, 0) / usual) if usual else 1.0
+
+
+def size_of(value: Any) -> float | None:
+    """How large a reported value is: a number's size, or a tensor's length; None for what has no size."""
+    if isinstance(value, Mapping):
+        sizes = [size for entry in value.values() if (size := size_of(entry)) is not None]
+        return math.hypot(*sizes) if sizes else None
+    if isinstance(value, Tensor):
+        return float(torch.linalg.vector_norm(value.double())) if value.is_floating_point() else None
+    if isinstance(value, float):
+        return abs(value)
+    return None
