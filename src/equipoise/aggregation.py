@@ -142,17 +142,13 @@ def fourier_average(
 
     mean = _mean_spectrum(spectra(), len(tensors), phase)
     taken = _shares_taken(signals, band, axes)
-    agreed = mean * taken if parts == "both" else None
-    amplitude, angle = (mean.abs(), mean.angle()) if agreed is None else (None, None)
     sizes = [signals.shape[axis] for axis in axes]
+    shared = mean * taken
     merged = []
     for own in spectra():
-        if agreed is not None:
-            shared = agreed
-        elif parts == "phase":
-            shared = torch.polar(own.abs(), angle).mul_(taken)
-        else:
-            shared = torch.polar(amplitude, own.angle()).mul_(taken)
+        if parts != "both":
+            amplitude, angle = (own.abs(), mean.angle()) if parts == "phase" else (mean.abs(), own.angle())
+            shared = torch.polar(amplitude, angle.expand_as(own)).mul_(taken)
         mixed = own.mul_(1 - taken).add_(shared)
         merged.append(torch.fft.irfftn(mixed, s=sizes, dim=axes).to(tensors.dtype))
     return _as_weights(torch.cat(merged) if len(merged) > 1 else merged[0], tensors, kind).contiguous()
