@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from closeness import assert_close
 from equipoise import aggregation
@@ -281,3 +282,32 @@ def test_layers_of_one_shape_merge_together_as_each_alone(kind, phase):
     together = fourier_average(layers, 0.8, kind, phase)
     alone = torch.stack([fourier_average(layers[:, place], 0.8, kind, phase) for place in range(4)], dim=1)
     assert_close(together, alone, 1e-12)
+
+
+def by_whole_spectra(signals: Tensor, band: float, phase: str, parts: str) -> Tensor:
+    """What each site gets, by whole complex spectra in float64 and a mask, as the paper writes it."""
+    spectra = torch.fft.fft2(signals)
+    size = torch.tensor(signals.shape[1:])
+    centre, half = size // 2, (size * band / 2).floor().long()
+    inside = torch.zeros(signals.shape[1:], dtype=torch.bool)
+    inside[centre[0] - half[0] : centre[0] + half[0], centre[1] - half[1] : centre[1] + half[1]] = True
+    mean = spectra.mean(0)
+    amplitude = spectra.abs().mean(0) if phase == "angle" else mean.abs()
+    angle = spectra.angle().mean(0) if phase == "angle" else mean.angle()
+    shared = torch.polar(
+        spectra.abs() if parts == "phase" else amplitude.expand(spectra.shape),
+        spectra.angle() if parts == "amplitude" else angle.expand(spectra.shape),
+    )
+    return torch.fft.ifft2(torch.where(torch.fft.ifftshift(inside), shared, spectra)).real
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8])
+@pytest.mark.parametrize("columns", [1, 2, 5, 6])
+@pytest.mark.parametrize(
+    ("phase", "parts"), [("angle", "both"), ("complex", "both"), ("angle", "amplitude"), ("complex", "phase")]
+)
+@pytest.mark.parametrize("band", [0.5, 0.8, 1.0])
+def test_half_spectra_give_what_whole_ones_give(rows, columns, phase, parts, band):
+    signals = normal(3, rows, columns, dtype=torch.float64)
+    expected = by_whole_spectra(signals, band, phase, parts)
+    assert_close(fourier_average(signals, band, "linear", phase, parts), expected, 1e-12)

@@ -13,7 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize("script", ["start", "before_and_after"])
+@pytest.mark.parametrize("script", ["pfa", "start", "before_and_after"])
 def test_a_benchmark_runs_in_its_quick_form(script, tmp_path):
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick", "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src")}

@@ -15,8 +15,8 @@ from equipoise.losses import widened
 Item = TypeVar("Item")
 #: axes of the weights of sites, by what `fourier_average` makes of them
 DIMENSIONS = {"conv": 5, "linear": 3, "classifier": 2}
-#: values of all sites whose Fourier transforms are held at a time; each takes some 80 bytes
-MOST_TRANSFORMED = 1 << 23
+#: values of all sites whose Fourier transforms are held at a time; each takes some 20 bytes
+MOST_TRANSFORMED = 1 << 24
 
 
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
@@ -140,40 +140,48 @@ def fourier_average(
     def spectra() -> Iterator[Tensor]:
         return iter([whole]) if whole is not None else (_spectra(portion, axes) for portion in portions)
 
-    amplitude, angle = _mean_spectrum(spectra(), len(tensors), phase)
-    inside = _band_mask(signals, band, axes)
+    mean = _mean_spectrum(spectra(), len(tensors), phase)
+    taken = _shares_taken(signals, band, axes)
+    sizes = [signals.shape[axis] for axis in axes]
+    shared = mean * taken
     merged = []
     for own in spectra():
-        shared = torch.polar(
-            own.abs() if parts == "phase" else amplitude, own.angle() if parts == "amplitude" else angle
-        )
-        merged.append(torch.fft.ifftn(torch.where(inside, shared, own), dim=axes).real.to(tensors.dtype))
-    return _as_weights(torch.cat(merged), tensors, kind).contiguous()
+        if parts != "both":
+            amplitude, angle = (own.abs(), mean.angle()) if parts == "phase" else (mean.abs(), own.angle())
+            shared = torch.polar(amplitude, angle.expand_as(own)).mul_(taken)
+        mixed = own.mul_(1 - taken).add_(shared)
+        merged.append(torch.fft.irfftn(mixed, s=sizes, dim=axes).to(tensors.dtype))
+    return _as_weights(torch.cat(merged) if len(merged) > 1 else merged[0], tensors, kind).contiguous()
 
 
 def _spectra(signals: Tensor, axes: tuple[int, ...]) -> Tensor:
-    return _real_where_real(torch.fft.fftn(signals.double(), dim=axes), axes)
+    """Half spectra, complex: the other half mirrors it, for the signals are real."""
+    size = signals.shape[-1]
+    return _real_where_real(torch.fft.rfftn(widened(signals), dim=axes), axes, size)
 
 
-def _mean_spectrum(spectra: Iterable[Tensor], sites: int, phase: str) -> tuple[Tensor, Tensor]:
-    """Amplitudes and angles of the mean over all sites: of the two apart, or of the complex numbers."""
+def _mean_spectrum(spectra: Iterable[Tensor], sites: int, phase: str) -> Tensor:
+    """The mean over all sites: of amplitudes and angles apart, or of the complex numbers."""
     total: Tensor | None = None
     for own in spectra:
         portion = own.sum(0) if phase == "complex" else torch.stack([own.abs().sum(0), own.angle().sum(0)])
         total = portion if total is None else total.add_(portion)
     assert total is not None
-    mean = total / sites
-    return (mean.abs(), mean.angle()) if phase == "complex" else (mean[0], mean[1])
+    mean = total.div_(sites)
+    return mean if phase == "complex" else torch.polar(mean[0], mean[1])
 
 
 def _as_signals(tensors: Tensor, kind: str) -> Tensor:
-    """Weights (K, ...) as the signals (K, rows, columns) that are transformed."""
+    """Weights (K, ...) as the signals (K, columns, rows) that are transformed.
+
+    A convolution's image lies transposed, so that its values are read nearly in the order in which they lie.
+    """
     check_choice("kind", kind, DIMENSIONS)
     if tensors.dim() < DIMENSIONS[kind] or not len(tensors):
         raise UserError(f"tensors of shape {tuple(tensors.shape)} are no weights of kind {kind!r}, one for each site")
     if kind != "conv":
         return tensors
-    return tensors.movedim(-4, -1).flatten(-2).flatten(-3, -2)
+    return tensors.movedim(-1, -4).flatten(-4, -3).flatten(-2)
 
 
 def _as_weights(signals: Tensor, tensors: Tensor, kind: str) -> Tensor:
@@ -181,7 +189,7 @@ def _as_weights(signals: Tensor, tensors: Tensor, kind: str) -> Tensor:
     if kind != "conv":
         return signals
     *layers, outputs, inputs, height, width = tensors.shape
-    return signals.reshape(*layers, inputs, height, width, outputs).movedim(-1, -4)
+    return signals.reshape(*layers, width, outputs, inputs, height).movedim(-4, -1)
 
 
 def _half_width(size: int, band: float) -> int:
@@ -189,24 +197,33 @@ def _half_width(size: int, band: float) -> int:
     return math.floor(size * band / 2)
 
 
-def _band_mask(signals: Tensor, band: float, axes: tuple[int, ...]) -> Tensor:
-    """True for the frequencies in the band, broadcastable over `signals` and in the order of `fftn`."""
-    mask = signals.new_ones((), dtype=torch.bool)
+def _shares_taken(signals: Tensor, band: float, axes: tuple[int, ...]) -> Tensor:
+    """How much of each frequency of a half spectrum is the shared one: 1 in the band, 0 outside, broadcastable.
+
+    It is a half where a frequency is in the band and its mirror is not, as at the band's open end. The real part of
+    the whole inverse transform, which is the weight, takes the mean of a frequency and its mirror.
+    """
+    inside, mirrored = signals.new_ones(()), signals.new_ones(())
     for axis in axes:
         size = signals.shape[axis]
         centre, half = size // 2, _half_width(size, band)
-        inside = signals.new_zeros(size, dtype=torch.bool)
-        inside[centre - half : centre + half] = True
-        mask = mask & torch.fft.ifftshift(inside).reshape([size if other == axis else 1 for other in axes])
-    return mask
+        own = signals.new_zeros(size)
+        own[centre - half : centre + half] = 1
+        own = torch.fft.ifftshift(own)
+        shape = [-1 if other == axis else 1 for other in axes]
+        kept = size // 2 + 1 if axis == axes[-1] else size
+        inside = inside * own[:kept].reshape(shape)
+        mirrored = mirrored * own.flip(0).roll(1)[:kept].reshape(shape)
+    return widened((inside + mirrored) / 2)
 
 
-def _real_where_real(spectra: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Spectra of real signals, with rounding errors taken out of the frequencies that mirror themselves.
+def _real_where_real(spectra: Tensor, axes: tuple[int, ...], size: int) -> Tensor:
+    """Half spectra of real signals, `size` values in the last axis, without rounding errors in real frequencies.
 
-    Those are real; an imaginary part of -1e-17 in place of 0 would turn an angle of pi into -pi.
+    The frequencies that mirror themselves are real; an imaginary part of -1e-17 in place of 0 would turn an angle of
+    pi into -pi.
     """
-    sizes = [spectra.shape[axis] for axis in axes]
+    sizes = [*(spectra.shape[axis] for axis in axes[:-1]), size]
     mirrors: list[Any] = [slice(0, 1) if size % 2 else slice(0, size, size // 2) for size in sizes]
     spectra[..., *mirrors].imag.zero_()
     return spectra

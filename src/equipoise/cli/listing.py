@@ -13,6 +13,7 @@ from rich.table import Table
 from equipoise.cli import completion
 from equipoise.cli.screen import ExampleGroup, console, plain_table
 from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
+from equipoise.core.errors import UserError
 
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
@@ -77,11 +78,32 @@ def methods_show(
         for entry, text in entries.items():
             sheet.add_row(action, entry, text)
     console.print(sheet)
+    console.print(f"[bold]with privacy.secure_sums = true[/] {_with_sums(name)}", highlight=False)
     if method.options.model_fields:
         options = Table("option", "default", "meaning", title=f"[{name}]".replace("[", r"\["))
         for key, field in method.options.model_fields.items():
             options.add_row(key, str(field.default), field.description or "")
         console.print(options)
+
+
+def _with_sums(name: str) -> str:
+    """What the server still sees of a method with secure sums, or why it refuses them."""
+    from equipoise.contract.summed import WORDS, summing_of
+    from equipoise.engine.runs import make_config
+    from equipoise.methods import get_method
+
+    try:
+        config = make_config(None, ["privacy.secure_sums=true"], method=name)
+    except UserError as problem:
+        return f"the method is refused: {problem}"
+    told = []
+    for action, entries in get_method(name).client_class(config).discloses.items():
+        for entry, text in entries.items():
+            summing = summing_of(text)
+            assert summing is not None
+            told.append(f"{WORDS[summing.kind]} of '{entry}' ({action})")
+    seen = ["the sum over sites of the counts of evaluations", *told]
+    return f"the server sees, besides each site's description: {'; '.join(seen)}"
 
 
 def settings_list(

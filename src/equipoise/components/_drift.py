@@ -15,10 +15,11 @@ from equipoise.contract.component import ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Conversation, Payload, Replies
+from equipoise.contract.summed import added as summed
 
 #: what a site tells once, where sites count by size
 COUNT_DISCLOSURE: Sheet = {
-    "count": {"examples": Entry("number of local training images (where train.aggregation is size)", "images")}
+    "count": {"examples": summed(Entry("number of local training images (where train.aggregation is size)", "images"))}
 }
 
 

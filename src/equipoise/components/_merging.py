@@ -8,17 +8,21 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregation import weighted_mean_by_name
-from equipoise.contract.protocol import Replies, Tensors
+from equipoise.contract.protocol import Replies, Sums, Tensors
 from equipoise.losses import membership
 
 
 def site_weights(replies: Replies, kind: str = "size") -> list[float]:
-    """Un-normalised weight of each reply: its number of images, or 1."""
+    """Un-normalised weight of each reply: its number of images, or 1. Of a sum, that of all sites together."""
+    if isinstance(replies, Sums):
+        return [float(replies.whole["examples"]) if kind == "size" else float(len(replies))]  # type: ignore[arg-type]
     return [float(reply["examples"]) if kind == "size" else 1.0 for reply in replies]
 
 
 def average(replies: Replies, name: str = "model", kind: str = "size") -> Tensors:
-    """Mean of a dict of tensors over sites, by their number of images or all alike."""
+    """Mean of a dict of tensors over sites, by their number of images or all alike; a sum has been averaged so."""
+    if isinstance(replies, Sums):
+        return replies.whole[name]  # type: ignore[return-value]
     return average_by(site_weights(replies, kind), replies, name)
 
 
@@ -40,6 +44,8 @@ def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str
 
 def total(replies: Replies, name: str) -> Tensor:
     """Sum of a tensor over sites."""
+    if isinstance(replies, Sums):
+        return replies.whole[name]  # type: ignore[return-value]
     return torch.stack([reply[name] for reply in replies]).sum(0)
 
 
@@ -60,6 +66,8 @@ def mean_by_class(replies: Replies, name: str, kind: str = "size", by: str = "cl
     A site counts for a class by its number of images of it, the reply's entry `by` (C,), or as much as every other
     site that has the class ("uniform", for which a mask is enough); for a class that it lacks, not at all.
     """
+    if isinstance(replies, Sums):
+        return replies.whole[name], replies.whole[by] > 0  # type: ignore[operator, return-value]
     sums = torch.zeros_like(replies[0][name])
     weights = sums.new_zeros(len(sums))
     for reply in replies:

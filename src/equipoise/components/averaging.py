@@ -16,6 +16,7 @@ from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Client, Server, Setting
 from equipoise.contract.modules import share
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Replies, Tensors, Train, Value
+from equipoise.contract.summed import added, averaged
 from equipoise.nets import Net
 
 
@@ -65,8 +66,8 @@ class FedAvgClient(SharedNet, Client):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
-            "model": "the net's weights and batch-norm statistics after local training",
-            "examples": Entry("number of local training images", "images"),
+            "model": averaged("the net's weights and batch-norm statistics after local training"),
+            "examples": added(Entry("number of local training images", "images")),
         }
     }
 

@@ -13,6 +13,7 @@ from equipoise.components._merging import average
 from equipoise.contract.component import Component, Gradients, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
+from equipoise.contract.summed import averaged
 
 
 class ControlVariatesServer(RosterServer):
@@ -88,7 +89,7 @@ class ControlVariates(Component):
         return {
             **COUNT_DISCLOSURE,
             "train": {
-                "variate_change": (
+                "variate_change": averaged(
                     "how the site's mean gradient differs from that of its training before; in its first round that "
                     "is the mean gradient itself, and at a site with one image that image's gradient, from which the "
                     "image can be rebuilt"

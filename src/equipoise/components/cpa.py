@@ -18,6 +18,7 @@ from equipoise.contract.component import Batch, Component, Message, ServerSide, 
 from equipoise.contract.config import Config
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Ask, Conversation, Payload, Replies, Work
+from equipoise.contract.summed import added
 from equipoise.core.errors import UserError
 from equipoise.losses import conjoint_prototype_aligned, membership
 from equipoise.prototypes import global_prototypes
@@ -177,10 +178,13 @@ class CPA(Component):
     def lacks(self) -> AbstractSet[str]:
         return {"one training ask"} if self.asks_by_epoch else set()
 
+    def single_replies(self) -> str:
+        return "the spread of prototypes over sites is taken from each site's own" if self.prototypes else ""
+
     def discloses(self) -> Sheet:
         sheet: Sheet = {}
         if self.counts == "federation":
-            sheet["counts"] = {"class_counts": Entry("number of local training images of each class", "counts")}
+            sheet["counts"] = {"class_counts": added(Entry("number of local training images of each class", "counts"))}
         if self.prototypes and not self.forgets:
             sheet["train"] = PROTOTYPES
         if self.asks_by_epoch:

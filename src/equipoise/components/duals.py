@@ -117,6 +117,9 @@ class Duals(Component):
     def holds(self) -> AbstractSet[str]:
         return {"merge"}
 
+    def single_replies(self) -> str:
+        return "it weighs each site by that site's own loss"
+
     def needs(self) -> AbstractSet[str]:
         return {"model", "supervised", "sites"}
 

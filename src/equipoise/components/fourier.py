@@ -83,6 +83,9 @@ class Fourier(Component):
     def needs(self) -> AbstractSet[str]:
         return {"model", "sites"}
 
+    def single_replies(self) -> str:
+        return "" if self.share == "off" else "it makes a model for each site of that site's own weights"
+
     def lacks(self) -> AbstractSet[str]:
         return {"one model"}
 

@@ -92,6 +92,9 @@ class InverseDistance(Component):
     def holds(self) -> AbstractSet[str]:
         return {"merge"}
 
+    def single_replies(self) -> str:
+        return "it weighs each site by how far its model lies from the others'"
+
     def needs(self) -> AbstractSet[str]:
         return {"model", "sites"}
 

@@ -17,6 +17,7 @@ from equipoise.components._merging import total
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Ask, Payload, Replies, Scan, Tensors, Work
+from equipoise.contract.summed import added
 from equipoise.losses import class_loss_sums, difficulty_margins, logit_adjusted
 
 
@@ -97,8 +98,8 @@ class Margins(Component):
             return {}
         return {
             "survey": {
-                "class_loss": Entry("the received model's loss on the local training images, summed by class"),
-                "class_count": Entry("number of local training images of each class", "counts"),
+                "class_loss": added(Entry("the received model's loss on the local training images, summed by class")),
+                "class_count": added(Entry("number of local training images of each class", "counts")),
             }
         }
 

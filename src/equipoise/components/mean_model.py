@@ -15,6 +15,7 @@ from equipoise.components._merging import average
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
+from equipoise.contract.summed import averaged
 from equipoise.nets import entries_of
 
 
@@ -65,7 +66,8 @@ class MeanModel(Component):
         return {"model", "norm at sites"}
 
     def discloses(self) -> Sheet:
-        return {"train": {"norm": "batch-norm weights and statistics of the net that travels, after local training"}}
+        text = "batch-norm weights and statistics of the net that travels, after local training"
+        return {"train": {"norm": averaged(text)}}
 
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:
         return ("global", "personal")

@@ -21,6 +21,7 @@ from equipoise.contract.component import Batch, Message, ServerSide, Sheet, Site
 from equipoise.contract.modules import share
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 from equipoise.contract.setting import Setting
+from equipoise.contract.summed import averaged
 
 
 class ProjectorServer(ServerSide):
@@ -82,7 +83,7 @@ class Projector(SecondView):
         return {"second view", "projections"}
 
     def discloses(self) -> Sheet:
-        return {"train": {"projector": "the projector's weights after local training"}}
+        return {"train": {"projector": averaged("the projector's weights after local training")}}
 
     def new_projector(self, setting: Setting, feature_size: int) -> nn.Module:
         """The projector h: features (B, D) -> (B, size), the same at first everywhere."""

@@ -20,6 +20,7 @@ from equipoise.components._merging import class_means, mean_by_class
 from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Payload, Replies, Scan, Tensors, Work
+from equipoise.contract.summed import added, averaged_by_class
 
 
 def packed(model: Tensors) -> Tensor:
@@ -122,11 +123,15 @@ class RetrainedHead(Component):
     def discloses(self) -> Sheet:
         return {
             "train": {
-                "gradients": Entry(
-                    "mean gradient of the server's classifier on the local images of each class; for a class with one "
-                    "image it gives away that image's feature"
+                "gradients": averaged_by_class(
+                    Entry(
+                        "mean gradient of the server's classifier on the local images of each class; for a class with "
+                        "one image it gives away that image's feature"
+                    ),
+                    by="present",
+                    weighting="uniform",
                 ),
-                "present": Entry("which classes the site has training images of"),
+                "present": added(Entry("which classes the site has training images of")),
             }
         }
 

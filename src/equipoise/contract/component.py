@@ -91,6 +91,10 @@ class Options(Table):
         """The words that do not hold with it."""
         return frozenset()
 
+    def single_replies(self) -> str:
+        """Why its server has to read what each site sent, in words; empty: sums over sites are enough."""
+        return ""
+
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         """Options, or dotted keys of the config, that do nothing under this setting, and why."""
         return {}
@@ -133,6 +137,9 @@ class Component(Options):
     def discloses(self) -> Sheet:
         """What leaves a site because of this component, under these options."""
         return {}
+
+    def single_replies(self) -> str:  # a component that merges by sums says so
+        return "it merges what sites send in its own way" if "merge" in self.holds() else ""
 
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:
         """The models that can be measured, of those that the method has."""

@@ -25,6 +25,7 @@ from equipoise.contract.protocol import (
     PerSite,
     Replies,
     Reply,
+    Sums,
     Tensors,
     Train,
     Value,
@@ -32,6 +33,7 @@ from equipoise.contract.protocol import (
 )
 from equipoise.contract.server import Server
 from equipoise.contract.setting import Setting
+from equipoise.contract.summed import like
 from equipoise.contract.workplace import Phase
 from equipoise.nets import all_but, entries_of
 
@@ -173,6 +175,8 @@ class ComposedServer(Composed, Server):
 
     def own_entries(self, component: Component, replies: Replies) -> Replies:
         """Replies whose entries of one component can be read by their own names."""
+        if isinstance(replies, Sums):
+            return Sums(_OwnEntries(replies.whole, self.names, component), replies.sites, replies.missing)
         found = [Reply(reply.site, _OwnEntries(reply.payload, self.names, component)) for reply in replies]
         return Replies(found, replies.missing)
 
@@ -543,7 +547,8 @@ def _sheet(client: type[Client], components: Sequence[Component], names: Names) 
     if staying and "model" in sheet.get(TRAIN, {}):
         kept = {"norm": "norm layers", "statistics": "running statistics", "head": "the classifier"}
         without = " and ".join(kept.get(group, group) for group in dict.fromkeys(staying))
-        sheet[TRAIN]["model"] = f"the net's weights after local training, without {without}"
+        text = f"the net's weights after local training, without {without}"
+        sheet[TRAIN]["model"] = like(text, sheet[TRAIN]["model"])
     for component in components:
         for action, entries in component.discloses().items():
             if action in (TRAIN, EPOCH):

@@ -206,11 +206,20 @@ class NprConfig(Table):
         return self
 
 
+#: sites of a secure sum, at least
+LEAST_SUMMED = 3
+
+
 class PrivacyConfig(Table):
     """What may leave a site."""
 
     least: int = Field(
         0, ge=0, description="a count, sum or mean of fewer images never leaves a site", json_schema_extra=LATER
+    )
+    secure_sums: bool = Field(
+        False,
+        description="the server sees sums over sites alone: of models, counts and evaluations; three sites at least",
+        json_schema_extra=LATER,
     )
 
 
@@ -269,6 +278,11 @@ class Config(Table):
     def composition(self) -> str:
         """The method's name, with the components that were put on it: `fedbn+margins+npr`."""
         return "+".join([short_name(self.method), *sorted(self.components)])
+
+    @property
+    def least_answers(self) -> int:
+        """The answers that a round needs at least: a sum over two sites would tell each of them the other's part."""
+        return max(self.train.min_sites, LEAST_SUMMED if self.privacy.secure_sums else 1)
 
     def may_report(self, number: int) -> bool:
         """Whether test scores of this round may be part of the results, as far as can be known before the end."""

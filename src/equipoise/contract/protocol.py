@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.contract.bulk import all_finite
+from equipoise.core.errors import UserError
 
 Tensors = dict[str, Tensor]
 Value = Tensor | int | float | str | bool | Tensors
@@ -128,6 +129,41 @@ class Replies(Sequence[Reply]):
     def values(self, name: str) -> list[Any]:
         """One payload entry of every site, in site order."""
         return [reply[name] for reply in self._replies]
+
+
+class Sums(Replies):
+    """What sites sent, added up: `whole` holds sums and means, and nobody can read one site's reply."""
+
+    def __init__(self, whole: Mapping[str, Value], sites: Sequence[str], missing: Mapping[str, str] | None = None):
+        super().__init__([], missing)
+        self.whole = whole
+        self._sites = tuple(sites)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise SingleReplies
+
+    def __iter__(self) -> Iterator[Reply]:
+        raise SingleReplies
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self._sites
+
+    def values(self, name: str) -> list[Any]:
+        raise SingleReplies
+
+
+class SingleReplies(UserError):
+    """A server that reads single replies met sums."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the method's server reads what each site sent, and with privacy.secure_sums = true it sees sums alone; "
+            "read replies through average, total and mean_by_class, or set privacy.secure_sums = false"
+        )
 
 
 def check_payload(payload: Mapping[str, Any], where: str) -> None:

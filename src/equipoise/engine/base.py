@@ -6,11 +6,14 @@ An engine adds the place where requests are performed: this process, worker proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from torch import Tensor
+
+from equipoise.contract.config import LEAST_SUMMED
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import (
     Ask,
@@ -20,6 +23,7 @@ from equipoise.contract.protocol import (
     Replies,
     Reply,
     SiteFailure,
+    Sums,
     Tensors,
     Value,
     check_payload,
@@ -30,6 +34,8 @@ from equipoise.contract.protocol import (
 from equipoise.engine.payload_files import write_payload
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
+from equipoise.engine.summing import ALL_SITES, Summer, measured_by, numbers_in, together
+from equipoise.sums import TooLarge, sum_of
 
 Outcomes = Generator[None, None, list[Outcome | SiteFailure]]
 
@@ -69,6 +75,8 @@ class Engine:
         self.entries: dict[str, Counter[str]] = {}
         self._round, self._attempt, self._index = 0, 0, 0
         self._order = {name: position for position, name in enumerate(sites)}
+        #: with secure sums: what turns replies into sums
+        self.summer = Summer(setting, self.client) if setting.config.privacy.secure_sums else None
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +131,18 @@ class Engine:
             replies.append(Reply(request.site, outcome.payload))
             self._note(request.site, outcome, ask)
         self._index += 1
-        return Replies(self._sound(replies, ask), dict(self.failed))
+        sound = self._sound(replies, ask)
+        if self.summer is None:
+            return Replies(sound, dict(self.failed))
+        return self._added(sound, ask, {f"{view}.{part}" for part in measure})
 
     def evaluate(
         self, message: Mapping[str, Value | PerSite], requests: Sequence[Request], round_number: int
-    ) -> Generator[None, None, list[Outcome]]:
-        """Measure the models of a round at sites; nothing that sites keep changes."""
+    ) -> Generator[None, None, list[tuple[Request, Outcome]]]:
+        """Measure the models of a round at sites; nothing that sites keep changes.
+
+        Gives each request with its outcome; with secure sums those of all sites together.
+        """
         known = shared_part(message)
         own = {name: value for name, value in message.items() if isinstance(value, PerSite)}
         sites = {request.site for request in requests}
@@ -138,11 +152,14 @@ class Engine:
         }
         ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
         asked = [replace(request, action=EVALUATE, round=max(round_number, 1)) for request in requests]
+        if self.summer is not None:
+            asked = [replace(request, scores=False) for request in asked]
         outcomes = yield from self.place.run(asked, ask, version="")
-        return [
-            self._unmeasured(request, outcome) if isinstance(outcome, SiteFailure) else outcome
+        found = [
+            (request, self._unmeasured(request, outcome) if isinstance(outcome, SiteFailure) else outcome)
             for request, outcome in zip(asked, outcomes)
         ]
+        return found if self.summer is None else self._measured_together(found)
 
     def publish(
         self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False
@@ -153,6 +170,57 @@ class Engine:
         """
         write_payload(folder / "global.safetensors", shared_part(message))
         yield from ()
+
+    # ---- secure sums ------------------------------------------------------------------------------
+
+    def is_site(self, name: str) -> bool:
+        """Whether a name is a site's, and not that of a common set or a cohort."""
+        raise NotImplementedError
+
+    def _added(self, replies: list[Reply], ask: Ask, measured: Collection[str]) -> Sums:
+        """The sum of sound replies, with what was measured; each site has checked its own."""
+        assert self.summer is not None
+        parts: dict[str, tuple[str, Tensor]] = {}
+        for reply in replies:
+            counts = self.measures.pop(reply.site, {})
+            try:
+                parts[reply.site] = self.summer.part(ask.action, reply.payload, counts, measured, len(ask.sites))
+            except TooLarge as problem:
+                self._fail(reply.site, f"{ask.action}: {problem}")
+        return self._opened(ask.action, [*parts], [*parts.values()])
+
+    def _opened(self, action: str, sites: Sequence[str], parts: Sequence[tuple[str, Tensor]]) -> Sums:
+        """The sum of some parts as replies; of fewer than three sites nothing is opened."""
+        assert self.summer is not None
+        if len(parts) < LEAST_SUMMED:
+            return Sums({}, sites, dict(self.failed))
+        words, total = parts[0][0], sum_of([vector for _, vector in parts])
+        whole, measures = self.summer.whole(action, words, total, len(parts))
+        self.measures.setdefault(ALL_SITES, {}).update(measures)
+        return Sums(whole, sites, dict(self.failed))
+
+    def _measured_together(self, found: Sequence[tuple[Request, Outcome]]) -> list[tuple[Request, Outcome]]:
+        """Measurements at places that are no site, and the sum of all others' in place of each."""
+        assert self.summer is not None
+        told = [(request, outcome) for request, outcome in found if not self.is_site(request.site)]
+        for members in together([request for request, _ in found if self.is_site(request.site)]):
+            outcomes = [outcome for request, outcome in found if request in members]
+            places = measured_by(members)
+            parts = [self.summer.part(EVALUATE, {}, o.measures, places, len(members)) for o in outcomes]
+            told.append(self._counted(members, [vector for _, vector in parts], parts[0][0] if parts else ""))
+        return told
+
+    def _counted(self, members: Sequence[Request], vectors: Sequence[Tensor], words: str) -> tuple[Request, Outcome]:
+        """The counts of some sites together, as one request with its outcome."""
+        assert self.summer is not None
+        request = replace(members[0], site=ALL_SITES)
+        if len(vectors) < LEAST_SUMMED:
+            self.undone[ALL_SITES, "measure the models"] = (
+                f"{len(vectors)} answered, and a secure sum needs {LEAST_SUMMED}"
+            )
+            return request, Outcome()
+        _, measures = self.summer.whole(EVALUATE, words, sum_of(vectors), len(vectors))
+        return request, Outcome(measures=measures)
 
     # ---- what comes back --------------------------------------------------------------------------
 
@@ -184,11 +252,14 @@ class Engine:
     def _note(self, site: str, outcome: Outcome, ask: Ask) -> None:
         facts = self.facts.setdefault(site, {"sent": 0, "received": 0, "seconds": 0})
         sizes = {name: payload_bytes({name: value}) for name, value in outcome.payload.items()}
+        if self.summer is not None:  # whole numbers of 64 bits travel
+            sizes = {name: numbers_in(value) * 8 for name, value in outcome.payload.items()}
         sent = outcome.facts.pop("sent", None) or sum(sizes.values())
         facts["sent"] += sent
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
         facts["seconds"] += outcome.facts.pop("seconds", 0.0)
-        _add_training(facts, outcome.facts)
+        if self.summer is None:  # else a site tells nothing of its own training
+            _add_training(facts, outcome.facts)
         shrunk = sent / max(sum(sizes.values()), 1)  # by half precision on the way
         self.entries.setdefault(site, Counter()).update({name: round(size * shrunk) for name, size in sizes.items()})
         self.measures.setdefault(site, {}).update(outcome.measures)

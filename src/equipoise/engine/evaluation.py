@@ -20,6 +20,7 @@ from equipoise.engine.base import Engine
 from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.engine.slot import EVALUATE, Outcome, Request
+from equipoise.engine.summing import ALL_SITES
 from equipoise.tasks.classification import Task
 
 Reports = Callable[[str, str], bool]
@@ -92,6 +93,8 @@ class Evaluator:
         judges = {place.name for place in (*self.federation.sites, *common) if _has(place, ("valid",))}
         asked = [request for request in self._requests(parts, False, self.views) if view in request.views]
         due = [request.site for request in asked if (request.data or request.site) in judges]
+        if self.engine.summer is not None:
+            due = sorted({ALL_SITES if self.engine.is_site(place) else place for place in due})
         measured = {score.site for score in scores if score.view == view and score.part == "valid"}
         return [place for place in due if place not in measured]
 
@@ -112,11 +115,11 @@ class Evaluator:
         return requests
 
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
-        outcomes = yield from self.engine.evaluate(self.server.message(), requests, number)
-        self.image_scores += _image_scores(number, requests, outcomes)
+        found = yield from self.engine.evaluate(self.server.message(), requests, number)
+        self.image_scores += _image_scores(number, found)
         return [
             Score.of(self.task, request.site, key.partition(".")[0], key.partition(".")[2], counts)
-            for request, outcome in zip(requests, outcomes)
+            for request, outcome in found
             for key, counts in outcome.measures.items()
         ]
 
@@ -134,7 +137,7 @@ class Evaluator:
         Where sites are on this machine, the models' probabilities for each validation and test image are kept as well.
         """
         asked = self._requests(("test",), True, self.views)
-        if self.engine.sees_images:
+        if self.engine.sees_images and self.engine.summer is None:
             asked = _joined([*asked, *self._requests(("valid",), True, self.views)])
         due = [
             replace(request, views=views)
@@ -208,9 +211,9 @@ def unpack_scores(payload: Payload, task: Task) -> list[list[Score]]:
     return list(rounds.values())
 
 
-def _image_scores(number: int, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Iterator[ImageScores]:
+def _image_scores(number: int, answers: Sequence[tuple[Request, Outcome]]) -> Iterator[ImageScores]:
     """The probabilities of single images among the answers to requests."""
-    for request, outcome in zip(requests, outcomes):
+    for request, outcome in answers:
         for key, counts in outcome.measures.items():
             if "scores" in counts:
                 view, _, part = key.partition(".")

@@ -66,6 +66,7 @@ class LocalEngine(Engine):
         self._sites = all_sites(federation)
         super().__init__(method, setting, list(self._sites), SiteStates(folder / "sites"))
         self.federation = federation
+        self._names = frozenset(site.name for site in federation.sites)
         self.exchange = folder / "exchange"
         self.place = self._choose_place()
 
@@ -79,6 +80,10 @@ class LocalEngine(Engine):
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         shutil.rmtree(self.exchange, ignore_errors=True)
+
+    def is_site(self, name: str) -> bool:
+        """Whether a name is a site's, and not that of a common set or a cohort."""
+        return name in self._names
 
     def begin(self, round_number: int, attempt: int) -> None:
         """Start a round anew: nothing is pending, nobody has failed, no reply lies about."""

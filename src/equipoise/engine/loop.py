@@ -42,6 +42,7 @@ from equipoise.engine.opening import (
 )
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.selection import Selection
+from equipoise.engine.summing import ALL_SITES
 
 ATTEMPTS = 3
 Turns = Generator[None, None, None]
@@ -137,6 +138,11 @@ class Run:
         least = self.config.train.min_sites
         if least > len(self.sites):
             raise UserError(f"train.min_sites = {least}, but {len(self.sites)} sites have training images")
+        if self.config.least_answers > len(self.sites):
+            raise UserError(
+                f"privacy.secure_sums adds up {self.config.least_answers} sites at least, but {len(self.sites)} have "
+                "training images: each of two sites could work out what the other sent; add sites, or set it to false"
+            )
 
     def _open(self, resume: bool) -> Manifest | None:
         """The checkpoint to go on from, if any."""
@@ -223,7 +229,7 @@ class Run:
         Round 0 is the start. What is gathered there holds for the whole run, so every site has to answer.
         """
         began, before = time.perf_counter(), self.server.state.snapshot()
-        what, least = (f"round {number}", self.config.train.min_sites) if number else ("the start", len(self.sites))
+        what, least = (f"round {number}", self.config.least_answers) if number else ("the start", len(self.sites))
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
             conversation, replies = self._conversation(number, attempt), None
@@ -260,7 +266,7 @@ class Run:
         """The sites of a round: a share of all, drawn from the seed, in the federation's order."""
         share = self.config.train.participation
         whole = int(share * len(self.sites) + 1e-9)  # 0.29 of 100 sites are 29, and 28.999... in binary fractions
-        count = max(whole, self.config.train.min_sites, 1)
+        count = max(whole, self.config.least_answers)
         if count >= len(self.sites):
             return list(self.sites)
         draw = random.Random(stream(self.config.seed, "participation", number, attempt))
@@ -316,7 +322,7 @@ class Run:
     def _tell_untrained(self) -> None:
         """Name the sites whose test scores right after training are wanted, but not known."""
         known = {score.site for score in chain(*self.selection.kept) if score.view == TRAINED}
-        absent = [site for site in self._tested_sites() if site not in known]
+        absent = [site for site in self._tested_sites() if not {site, ALL_SITES} & known]
         if self.config.evaluation.trained_test and absent:
             text = f"not tested right after training: {', '.join(absent)} took no part in the reported round"
             self._tell("warning", text=text)

@@ -18,6 +18,7 @@ from torch import Tensor
 from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Value, flatten
+from equipoise.core.errors import UserError
 from equipoise.engine.base import Engine
 from equipoise.engine.slot import Outcome, Request
 from equipoise.hospitals.bounds import absurd, chance, share_of, size_of
@@ -41,12 +42,18 @@ class FlowerEngine(Engine):
         options: FlowerOptions,
         keep_updates: bool = False,
     ):
+        if setting.config.privacy.secure_sums:
+            raise UserError("privacy.secure_sums is not there between hospitals yet: set it to false, or simulate")
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
         self.post = post
         self.roster = roster
         self.journal = Journal(folder / "journal", keep_updates)
         self.place: Hospitals = Hospitals(setting, options, post, roster, self.states, self.journal)
+
+    def is_site(self, name: str) -> bool:
+        """Whether a name is a site's, and not that of a common set or a cohort."""
+        return name in self.roster.sites
 
     def begin(self, round_number: int, attempt: int) -> None:
         """Start a round anew; replies of this round that were journaled before a crash stay."""
@@ -63,11 +70,12 @@ class FlowerEngine(Engine):
 
     def evaluate(
         self, message: Mapping[str, Value | PerSite], requests: Sequence[Request], round_number: int
-    ) -> Generator[None, None, list[Outcome]]:
+    ) -> Generator[None, None, list[tuple[Request, Outcome]]]:
         """Measure models at sites; raw scores of single patients are never asked for."""
         without = [replace(request, scores=False) for request in requests]
-        outcomes = yield from super().evaluate(message, without, round_number)
-        return self._plausible(without, outcomes)
+        answers = yield from super().evaluate(message, without, round_number)
+        asked = [request for request, _ in answers]
+        return [*zip(asked, self._plausible(asked, [outcome for _, outcome in answers]))]
 
     def publish(
         self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False

@@ -14,9 +14,11 @@ from typing import Any
 
 from equipoise import components
 from equipoise.contract.component import Component
+from equipoise.contract.composition import sheet_of
 from equipoise.contract.config import Config
 from equipoise.contract.fitting import check_fit
 from equipoise.contract.method import Method, Options
+from equipoise.contract.single import check_sums
 from equipoise.core.definitions import modules_in, summary
 from equipoise.core.errors import UserError
 from equipoise.core.outside import code_digest, find, give, is_outside, reachable, short_name
@@ -85,6 +87,9 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
     options = method.options_of(config)
     found = components.chosen(config, options.components(), options.holds())
     check_fit(config.method, options, found, config.components)
+    if config.privacy.secure_sums:
+        own = [component.name for component in options.components()]
+        check_sums(config, sheet_of(method.client, found, own, method.names), options, found, method.pooled)
     return found
 
 

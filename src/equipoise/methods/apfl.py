@@ -20,6 +20,7 @@ from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method, Phase
+from equipoise.contract.summed import averaged
 
 
 class Options(MethodOptions):
@@ -45,7 +46,7 @@ class APFLClient(TwoNetClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
-        | {"model": "the global net's weights and batch-norm statistics after local training"}
+        | {"model": averaged("the global net's weights and batch-norm statistics after local training")}
     }
 
     def build(self) -> None:

@@ -21,6 +21,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Payload
+from equipoise.contract.summed import averaged
 
 
 class Options(MethodOptions):
@@ -42,7 +43,7 @@ class DittoClient(TwoNetClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
-        | {"model": "the global net's weights and batch-norm statistics after local training"}
+        | {"model": averaged("the global net's weights and batch-norm statistics after local training")}
     }
 
     def build(self) -> None:

@@ -18,6 +18,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.modules import share
 from equipoise.contract.protocol import Ask, Conversation, Payload, Train, Work
+from equipoise.contract.summed import averaged
 from equipoise.nets import all_but, entries_of
 
 
@@ -53,7 +54,11 @@ class FedBABUClient(FedAvgClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
-        | {"model": "the body's weights and batch-norm statistics after local training; the head's too if it trains"}
+        | {
+            "model": averaged(
+                "the body's weights and batch-norm statistics after local training; the head's too if it trains"
+            )
+        }
     }
     views = ("global", "personal")
 

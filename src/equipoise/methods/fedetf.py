@@ -24,6 +24,7 @@ from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import Scan, Tensors, Train, Work
+from equipoise.contract.summed import averaged
 from equipoise.losses import balanced_softmax, cross_entropy
 from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame
@@ -75,7 +76,9 @@ class FedETFClient(FedETFNet, CosineClient):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             **CosineClient.discloses["train"],
-            "model": "body, projection and scale of the cosines after local training, with batch-norm statistics",
+            "model": averaged(
+                "body, projection and scale of the cosines after local training, with batch-norm statistics"
+            ),
         }
     }
     views = ("global", "personal")

@@ -21,6 +21,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Payload, Replies, Scan, Tensors
+from equipoise.contract.summed import added, averaged, averaged_by_class
 from equipoise.nets import Net
 from equipoise.prototypes import orthogonal_frame, simplex_frame
 
@@ -81,11 +82,13 @@ class FedNHClient(FedNHNet, CosineClient):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             **CosineClient.discloses["train"],
-            "model": "the body's weights and batch-norm statistics after local training, and the scale of the cosines",
-            "prototypes": Entry(
-                "mean direction of each class's features; of a class with one image, that image's direction"
+            "model": averaged(
+                "the body's weights and batch-norm statistics after local training, and the scale of the cosines"
             ),
-            "class_counts": Entry("number of local training images of each class", "counts"),
+            "prototypes": averaged_by_class(
+                Entry("mean direction of each class's features; of a class with one image, that image's direction"),
+            ),
+            "class_counts": added(Entry("number of local training images of each class", "counts")),
         }
     }
 

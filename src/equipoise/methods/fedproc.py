@@ -22,6 +22,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Scan, Tensors
+from equipoise.contract.summed import added, averaged_by_class
 from equipoise.losses import prototype_contrastive
 from equipoise.nets import Net
 
@@ -91,11 +92,14 @@ class FedProcClient(FedProcNet, FedAvgClient):
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
         | {
-            "prototypes": Entry(
-                "mean feature of each class under the site's trained net, zeros for classes it lacks; of a class with "
-                "one image, that image's feature"
+            "prototypes": averaged_by_class(
+                Entry(
+                    "mean feature of each class under the site's trained net, zeros for classes it lacks; of a class "
+                    "with one image, that image's feature"
+                ),
+                weighting="size",
             ),
-            "class_counts": Entry("number of local training images of each class", "counts"),
+            "class_counts": added(Entry("number of local training images of each class", "counts")),
         }
     }
 

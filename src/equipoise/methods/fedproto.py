@@ -20,6 +20,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Batch, Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Train, Value
+from equipoise.contract.summed import added, averaged_by_class
 from equipoise.losses import prototype_distance
 from equipoise.methods.local import LocalClient
 
@@ -61,10 +62,13 @@ class FedProtoClient(LocalClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
-            "prototypes": Entry(
-                "mean feature of each class under the site's own net; of a class with one image, that image's feature"
+            "prototypes": averaged_by_class(
+                Entry(
+                    "mean feature of each class under the site's own net; of a class with one image, that image's "
+                    "feature"
+                ),
             ),
-            "class_counts": Entry("number of local training images of each class", "counts"),
+            "class_counts": added(Entry("number of local training images of each class", "counts")),
         }
     }
 

@@ -16,6 +16,7 @@ from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Action, Payload, Train
+from equipoise.contract.summed import averaged
 from equipoise.nets import entries_of
 
 
@@ -49,7 +50,7 @@ class FedRepClient(FedRepNet, PartialClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": PartialClient.discloses["train"]
-        | {"model": "the body's weights and batch-norm statistics after local training"}
+        | {"model": averaged("the body's weights and batch-norm statistics after local training")}
     }
 
     def build(self) -> None:

@@ -18,6 +18,7 @@ from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.components.balanced_softmax import FEW_LEFT
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
+from equipoise.contract.summed import averaged
 from equipoise.losses import balanced_softmax, cross_entropy
 
 
@@ -39,7 +40,7 @@ class FedRoDClient(FedAvgClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": FedAvgClient.discloses["train"]
-        | {"model": "body and generic head after local training, with batch-norm statistics"}
+        | {"model": averaged("body and generic head after local training, with batch-norm statistics")}
     }
     views = ("global", "personal")
 

@@ -16,6 +16,7 @@ from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Batch, Method
+from equipoise.contract.summed import averaged
 from equipoise.losses import mutual_kl
 
 
@@ -37,7 +38,7 @@ class FMLClient(TwoNetClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
-        | {"model": "the shared net's weights and batch-norm statistics after local training"}
+        | {"model": averaged("the shared net's weights and batch-norm statistics after local training")}
     }
 
     def build(self) -> None:

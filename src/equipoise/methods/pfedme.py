@@ -25,6 +25,7 @@ from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
+from equipoise.contract.summed import averaged
 from equipoise.nets import entries_of, groups
 
 
@@ -69,7 +70,7 @@ class PFedMeClient(TwoNetClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": TwoNetClient.discloses["train"]
-        | {"model": "the site's copy of the global weights after local training, and batch-norm statistics"}
+        | {"model": averaged("the site's copy of the global weights after local training, and batch-norm statistics")}
     }
 
     def build(self) -> None:
