@@ -1,5 +1,5 @@
-"""What ARCHITECTURE.md says under "Where to add" holds: a source that lacks something is refused by name, a metric is
-one entry of one list, and the places that know tasks are those which are listed."""
+"""What ARCHITECTURE.md says under "Where to add" holds: a source that lacks something is refused by name, a net is
+one file, a metric is one entry of one list, and the places that know tasks are those which are listed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import torch
 
 import equipoise
 from equipoise.contract.config import override
+from equipoise.core.errors import UserError
 from equipoise.data import sources
 from equipoise.metrics import METRICS
+from equipoise.nets import NetConfig, architectures, build_net
 from equipoise.tasks.classification import Classification
 from harness import TINY, events
 
@@ -91,6 +93,43 @@ def test_every_source_lists_its_images_but_drawn_and_packed_ones():
     listed = {name for name in sources.known() if hasattr(sources._module(name), "listing")}
     assert sources.known().keys() - listed == {"phantom", "arrays"}
     assert [name for name in sources.known() if sources.is_drawn(name)] == ["phantom"]
+
+
+# ---- nets ------------------------------------------------------------------------------------------------------
+
+LINEAR = """
+from torch import nn
+
+from equipoise.nets.architectures import Architecture
+from equipoise.nets.base import Net, pooled
+
+
+def linear(num_classes, channels, dropout):
+    return Net(pooled(nn.Conv2d(channels, 4, 1)), nn.Linear(4, num_classes), dropout)
+
+
+NET = Architecture(linear)
+"""
+
+
+@pytest.fixture
+def add_net(tmp_path, monkeypatch):
+    """Writes a net named "new-net" beside the built-in ones."""
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    yield (tmp_path / "new_net.py").write_text
+    sys.modules.pop("equipoise.nets.architectures.new_net", None)
+
+
+def test_a_net_is_one_file(add_net):
+    add_net(LINEAR)
+    assert build_net(NetConfig(name="new-net"), 3).feature_size == 4
+    assert "architectures/<name>.py" in advice("net")
+
+
+def test_a_file_without_a_net_is_refused_by_name(add_net):
+    add_net(LINEAR.replace("NET =", "OTHER ="))
+    with pytest.raises(UserError, match=r"new_net\.py defines no NET = Architecture"):
+        build_net(NetConfig(name="new-net"), 3)
 
 
 # ---- metrics and tasks -----------------------------------------------------------------------------------------

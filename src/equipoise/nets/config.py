@@ -1,22 +1,25 @@
 """Which net to train, as it stands in a run's configuration."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table
+from equipoise.nets.architectures import net_names
 
-NetName = Literal["small-cnn", "resnet18", "efficientnet-b0", "efficientnet-lite0", "vgg16-slim"]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class NetConfig(Table):
     """A net, where its first weights come from, and how much of it is dropped in training."""
 
-    name: str = "small-cnn"
-    """`small-cnn`, `resnet18`, `efficientnet-b0`, `efficientnet-lite0` or `vgg16-slim`; `package.module:function` or
-    `file.py:function` (`make(num_classes, channels)` gives a module), `monai:NAME`, `hf:NAME_OR_FOLDER`."""
+    name: str = Field(
+        "small-cnn",
+        description=", ".join(f"`{name}`" for name in net_names())
+        + "; `package.module:function` or `file.py:function` (`make(num_classes, channels)` gives a module), "
+        "`monai:NAME`, `hf:NAME_OR_FOLDER`.",
+    )
     weights: str = "none"
     """`none` (random), `imagenet` (downloaded or packaged), `pretrained` (of `hf:`, its default), or the path of a
     safetensors or torch file."""
@@ -44,7 +47,7 @@ class NetConfig(Table):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        known = get_args(NetName)
+        known = net_names()
         if ":" not in name and name not in known:
             close = meant(name, known)
             hint = f"; did you mean '{close}'?" if close else ""

@@ -21,7 +21,7 @@ from equipoise.core.outside import code_digest, find, give, reachable
 from equipoise.core.suggestions import meant
 from equipoise.nets.base import NORM_LAYERS, Net
 from equipoise.nets.config import NetConfig
-from equipoise.nets.pretrained import import_monai
+from equipoise.nets.extras import import_monai
 
 Make = Callable[[int, int], nn.Module]
 

