@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.components import component_names, get_component
-from equipoise.contract.component import GRANTED
 from equipoise.contract.config import Config
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Conversation, Replies, flatten
+from equipoise.contract.words import GRANTED
 from equipoise.data import Federation
 from equipoise.engine.evaluation import Evaluator
 from equipoise.engine.local import LocalEngine

@@ -124,7 +124,8 @@ def method_card(name: str) -> str:
 def component_card(name: str) -> str:
     """What a component is, its seat and words, its options, and what leaves a site because of it."""
     from equipoise.components import describe, get_component
-    from equipoise.contract.component import SEATS, WORDS, variations
+    from equipoise.contract.component import variations
+    from equipoise.contract.words import SEATS, WORDS
 
     kind = get_component(name)
     usual = kind()

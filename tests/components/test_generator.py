@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from composed import client_of, noise_of, server_of, setting_of
 from equipoise.components._generator_training import GeneratorTraining, jittered, norm_inputs
-from equipoise.contract.composition import ComposedClient
+from equipoise.contract.composed_client import ComposedClient
 from equipoise.contract.method import Batch, PerBatch
 from equipoise.contract.protocol import Replies, Tensors
 from equipoise.losses import balanced_softmax, diversity, norm_statistics_gap

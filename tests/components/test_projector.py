@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from composed import client_of, noise_of, server_of, setting_of
-from equipoise.contract.composition import ComposedClient
+from equipoise.contract.composed_client import ComposedClient
 from harness import assert_same_bits, run_tiny, server_state
 
 SMALL = ("fediic.projection=32",)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from equipoise.contract.composition import adapts
+from equipoise.contract.composed_client import adapts
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.evaluation import Evaluator
 from equipoise.engine.loop import Run

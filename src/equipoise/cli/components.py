@@ -47,8 +47,9 @@ def show(
     """
     from equipoise.cli.settings import kind_in_words
     from equipoise.components import describe, get_component
-    from equipoise.contract.component import SEATS, WORDS, variations
-    from equipoise.contract.composition import Names
+    from equipoise.contract.component import variations
+    from equipoise.contract.composed import Names
+    from equipoise.contract.words import SEATS, WORDS
 
     kind = get_component(name)
     usual = kind()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
 
-from equipoise.contract.component import GRANTED, SEATS, WORDS, Component, Options
+from equipoise.contract.component import Component, Options
+from equipoise.contract.words import GRANTED, SEATS, WORDS
 from equipoise.core.errors import UserError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from equipoise import metrics
-from equipoise.contract.composition import adapts
+from equipoise.contract.composed_client import adapts
 from equipoise.contract.method import Server
 from equipoise.contract.protocol import Payload, Tensors
 from equipoise.core.errors import UserError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from equipoise.contract.composition import adapts
+from equipoise.contract.composed_client import adapts
 from equipoise.contract.config import Config
 from equipoise.contract.method import Batch, Client, Setting
 from equipoise.contract.protocol import Payload
