@@ -41,7 +41,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Column:
+class Stretch:
     """Where a name's numbers stand in the vector of all, and how they are read."""
 
     name: str
@@ -61,13 +61,13 @@ class Column:
         return numbers.to(kind) if kind.is_floating_point else numbers.round().to(kind)
 
 
-Layout = tuple[Column, ...]
+Layout = tuple[Stretch, ...]
 
 
 def layout_of(terms: Mapping[str, Term]) -> Layout:
-    """The columns of some terms, in the order of their names."""
+    """The stretches of some terms, in the order of their names."""
     return tuple(
-        Column(name, tuple(terms[name].numbers.shape), terms[name].bits, terms[name].kind) for name in sorted(terms)
+        Stretch(name, tuple(terms[name].numbers.shape), terms[name].bits, terms[name].kind) for name in sorted(terms)
     )
 
 
@@ -84,7 +84,7 @@ def read_layout(text: str) -> Layout:
         sizes = tuple(int(size) for size in shape.split("x") if size)
         if min(sizes, default=0) < 0 or int(bits) not in BITS or kind not in {*KINDS, "int", "float"}:
             raise ValueError(f"'{word[:80]}' is no column of a sum")
-        columns.append(Column(name, sizes, int(bits), kind))
+        columns.append(Stretch(name, sizes, int(bits), kind))
     return tuple(columns)
 
 

@@ -28,7 +28,7 @@ from equipoise.data.augment.colour import (
     adjust_saturation,
 )
 from equipoise.data.augment.config import PipelineName
-from equipoise.data.augment.draws import Batch, Photometric, allot
+from equipoise.data.augment.draws import Photometric, Samples, allot
 from equipoise.data.augment.filters import (
     BinomialBlur,
     GaussianBlur,
@@ -80,7 +80,7 @@ def assert_levels(actual: Tensor, expected: Tensor, within: float = 1.0) -> None
     torch.testing.assert_close(actual, expected, rtol=0, atol=within)
 
 
-def one_operation(batch: Batch, operation: int, strength: float, sign: float = 1.0) -> Batch:
+def one_operation(batch: Samples, operation: int, strength: float, sign: float = 1.0) -> Samples:
     """One of RandAugment's operations, done by its family, on every image."""
     family = next(family for family in FAMILIES if operation in family.operations)
     choice, *numbers = (torch.full((len(batch.images),), value) for value in (operation, strength, sign))
@@ -299,8 +299,8 @@ def test_reflection_does_not_repeat_the_outermost_pixel():
 def test_flipping_by_a_map_and_by_copying_agree():
     images = pictures(16)
     mirror = Mirror(0.5, 0.5)
-    copied = Flip(mirror)(Batch(images.float(), None), seeded()).images
-    sampled = Warp((mirror,), size=24)(Batch(images.float(), None), seeded()).images
+    copied = Flip(mirror)(Samples(images.float(), None), seeded()).images
+    sampled = Warp((mirror,), size=24)(Samples(images.float(), None), seeded()).images
     assert_levels(sampled, copied, within=0.01)
     assert not torch.equal(copied, images.float())
 
@@ -339,7 +339,7 @@ def test_a_crop_that_never_fits_is_the_whole_image():
 )
 def test_masks_go_where_their_images_go(step):
     masks = (pictures(24, size=24, channels=1)[:, 0] > 127).long()
-    batch = Batch(masks[:, None] * 255.0, masks)
+    batch = Samples(masks[:, None] * 255.0, masks)
     moved, moved_masks = step(batch) if isinstance(step, partial) else step(batch, seeded())
     assert moved_masks.shape == moved[:, 0].shape
     assert moved_masks.dtype == masks.dtype
@@ -371,7 +371,7 @@ def test_tone_operations_are_pillows_to_the_level(operation, strength, reference
     images = pictures(3)
     images[1] //= 3  # dark
     images[2, 1] = 90  # one channel constant
-    for image, result in zip(images, one_operation(Batch(images.float(), None), operation, strength).images):
+    for image, result in zip(images, one_operation(Samples(images.float(), None), operation, strength).images):
         assert_levels(result, from_pil(reference(as_pil(image))), within=0.01)
 
 
@@ -387,7 +387,7 @@ def test_tone_operations_are_pillows_to_the_level(operation, strength, reference
 )
 def test_enhancements_are_pillows(operation, reference, strength):
     images = pictures()
-    for image, result in zip(images, one_operation(Batch(images.float(), None), operation, strength).images):
+    for image, result in zip(images, one_operation(Samples(images.float(), None), operation, strength).images):
         assert_levels(result, from_pil(reference(as_pil(image)).enhance(1.8 * strength + 0.1)), within=1.5)
 
 
@@ -403,7 +403,7 @@ def test_enhancements_are_pillows(operation, reference, strength):
 )
 def test_moves_are_pillows_with_the_mean_colour_outside(operation, coefficients, sign):
     images = pictures(1, size=40)
-    moved = one_operation(Batch(images.float(), None), operation, 1.0, sign).images[0]
+    moved = one_operation(Samples(images.float(), None), operation, 1.0, sign).images[0]
     arguments = coefficients(sign, 40)
     expected = from_pil(
         as_pil(images[0]).transform(
@@ -425,7 +425,7 @@ def test_whoever_draws_nothing_is_left_alone():
     images = pictures().float()
     nothing = Draw(torch.full((4,), NOTHING), torch.ones(4), torch.ones(4))
     for family in FAMILIES:
-        assert_levels(family.apply(Batch(images, None), nothing).images, images, within=0.01)
+        assert_levels(family.apply(Samples(images, None), nothing).images, images, within=0.01)
 
 
 def test_families_hold_every_operation_once():
@@ -446,7 +446,7 @@ def test_each_image_draws_its_own_operation_strength_and_sign():
 
 def test_half_of_the_images_keep_a_layer_unchanged():
     images = pictures(300, size=20).float()
-    changed = RandAugment(layers=1, magnitude=8.0)(Batch(images, None), seeded()).images
+    changed = RandAugment(layers=1, magnitude=8.0)(Samples(images, None), seeded()).images
     untouched = ((changed - images).abs().amax(dim=(1, 2, 3)) < 0.01).float().mean()
     assert 0.49 < untouched < 0.54  # solarising an image without bright pixels shows nothing
 
@@ -527,7 +527,7 @@ def test_the_input_is_left_as_it_was_and_evaluation_is_not_random(name):
 )
 def test_steps_of_probability_0_change_nothing(step):
     images = pictures().float()
-    assert_levels(step(Batch(images, None), seeded()).images, images, within=0.01)
+    assert_levels(step(Samples(images, None), seeded()).images, images, within=0.01)
 
 
 def test_a_second_view_is_the_papers_or_another_draw():

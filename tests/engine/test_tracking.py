@@ -168,14 +168,14 @@ class Breaking:
 
 
 def test_a_tracker_that_breaks_is_named_once_and_the_run_goes_on(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(tracking, "STORES", {"mlflow": Breaking})
+    monkeypatch.setattr(tracking, "WRITERS", {"mlflow": Breaking})
     tracked(tmp_path / "one", "mlflow")
     assert capsys.readouterr().err == "warning: mlflow failed, and the run goes on without it: server of one away\n"
     assert_same_bits(all_state(tmp_path / "one"), all_state(run_tiny(tmp_path / "untracked")))
 
 
 def test_a_study_gives_up_a_tracker_that_broke(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(tracking, "STORES", {"mlflow": Breaking})
+    monkeypatch.setattr(tracking, "WRITERS", {"mlflow": Breaking})
     seen: list[str] = []
     watcher = SimpleNamespace(event=lambda event, **fields: seen.append(event))
     display = SimpleNamespace(started=lambda cell, config: watcher, ended=lambda cell, how: seen.append(how))

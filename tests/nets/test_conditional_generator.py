@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.conditional_generator import ConditionalGenerator
 
 
 def test_reproduces_the_released_generator(golden):

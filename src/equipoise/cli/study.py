@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from equipoise.contract.config import Config
     from equipoise.engine.loop import Run
     from equipoise.studies.grid import Cell
-    from equipoise.studies.runner import Outcome
+    from equipoise.studies.runner import Tally
     from equipoise.studies.study_file import StudyConfig
 
 
@@ -60,12 +60,12 @@ def study(
     from equipoise.engine.runs import refuse_twice
     from equipoise.studies.checks import Checks, check_common_sets
     from equipoise.studies.grid import grid
-    from equipoise.studies.runner import Outcome
+    from equipoise.studies.runner import Tally
     from equipoise.studies.study_file import load_study
 
     config = load_study(source)
     folder = out / config.name
-    outcome = Outcome()
+    outcome = Tally()
     if report_only:
         _refuse_idle(
             only=only, seeds=seeds, full=full, set=settings, limit_seconds=limit_seconds, plan=plan, track=track
@@ -100,7 +100,7 @@ def _run(
     keep: bool,
     track: Sequence[str],
     check: Callable[[Run], None],
-) -> Outcome:
+) -> Tally:
     """Run the grid under the eyes of the display and of the trackers."""
     from equipoise.api.grid_progress import GridProgress
     from equipoise.engine.runs import choose_device
@@ -117,7 +117,7 @@ def _run(
         return run_grid(planned, tracked, together, limit_seconds, keep, check)
 
 
-def _conclude(config: StudyConfig, folder: Path, outcome: Outcome, report_only: bool) -> None:
+def _conclude(config: StudyConfig, folder: Path, outcome: Tally, report_only: bool) -> None:
     """Write and show what there is, and say what came of the runs."""
     from equipoise.cli.study_tables import print_tables
     from equipoise.engine.payload_files import claimed_folder

@@ -22,7 +22,7 @@ from equipoise.data.augment.draws import WHITE
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.nets import Net
 from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
-from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.conditional_generator import ConditionalGenerator
 from equipoise.nets.kernels import moments
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns

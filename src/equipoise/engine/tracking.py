@@ -81,7 +81,7 @@ def parameters(config: Mapping[str, Any]) -> dict[str, str]:
 # ---- where it is kept ---------------------------------------------------------------------------------------------
 
 
-class Store(Protocol):
+class Writer(Protocol):
     """Where a tracker keeps the figures of one run."""
 
     def begin(self, start: Event) -> None:
@@ -97,7 +97,7 @@ class Store(Protocol):
         """The run is over, or stopped."""
 
 
-class TensorBoardStore:
+class TensorBoardWriter:
     """TensorBoard's files, in the run's folder."""
 
     def __init__(self, folder: Path):
@@ -131,7 +131,7 @@ class TensorBoardStore:
         self.writer.close()
 
 
-class MLflowStore:
+class MLflowWriter:
     """A run of MLflow, where MLflow's own settings say; a note in the run's folder tells which, for when it is resumed.
 
     MLflow's active run belongs to a thread, and each tracker has one of its own.
@@ -186,7 +186,7 @@ class MLflowStore:
 
 # ---- trackers -----------------------------------------------------------------------------------------------------
 
-STORES: Mapping[str, Callable[[Path], Store]] = {"tensorboard": TensorBoardStore, "mlflow": MLflowStore}
+WRITERS: Mapping[str, Callable[[Path], Writer]] = {"tensorboard": TensorBoardWriter, "mlflow": MLflowWriter}
 
 
 def check_trackers(names: Sequence[str]) -> list[str]:
@@ -207,16 +207,16 @@ def check_trackers(names: Sequence[str]) -> list[str]:
 
 
 class Tracker:
-    """Watches a run for one store, which it serves in a thread of its own: a slow server does not hold the run up.
+    """Watches a run for one writer, which it serves in a thread of its own: a slow server does not hold the run up.
 
-    A store that fails is given up, with a warning, and the run goes on.
+    A writer that fails is given up, with a warning, and the run goes on.
     """
 
     def __init__(self, name: str, folder: Path):
         self.name = name
         self.failed = False
         self._events = folder / "events.jsonl"
-        self._store = STORES[name](folder)
+        self._writer = WRITERS[name](folder)
         self._round = 0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -225,27 +225,27 @@ class Tracker:
         """Hand on what happened."""
         self._round = fields["round"] if event == "resumed" else step_of(event, fields, self._round)
         if event == "start":
-            self._post(partial(self._store.begin, fields))
+            self._post(partial(self._writer.begin, fields))
         elif event == "resumed":
             told = self._events.read_bytes()  # now: the run goes on writing
             self._post(partial(self._go_on, told, self._round))
         elif numbers := figures(event, fields):
-            self._post(partial(self._store.log, numbers, self._round))
+            self._post(partial(self._writer.log, numbers, self._round))
 
     def _go_on(self, told: bytes, number: int) -> None:
-        """Go on with what the store has of the run; a store that has nothing is told what happened so far."""
-        if self._store.go_on(number):
+        """Go on with what the writer has of the run; a writer that has nothing is told what happened so far."""
+        if self._writer.go_on(number):
             return
         past: list[Event] = list(events_in(told))
-        self._store.begin(past[0])
+        self._writer.begin(past[0])
         for fields in past:
             if numbers := figures(fields["event"], fields):
-                self._store.log(numbers, step_of(fields["event"], fields, number))
+                self._writer.log(numbers, step_of(fields["event"], fields, number))
 
     def close(self, status: str, report: Path | None = None) -> None:
         """Say how the run ended, and wait until all is told; nothing where the run never began."""
         if self._thread is not None:
-            self._jobs.put(partial(self._store.close, status, report))
+            self._jobs.put(partial(self._writer.close, status, report))
             self._jobs.put(None)
             self._thread.join()
 

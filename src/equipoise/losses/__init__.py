@@ -10,6 +10,7 @@ from equipoise.losses.contrastive import (
     prototype_contrastive,
 )
 from equipoise.losses.distillation import mutual_kl, not_true_kl, vacant_kl
+from equipoise.losses.norm_statistics import norm_statistics_gap
 from equipoise.losses.prototype import (
     alignment_weights,
     conjoint_prototype_aligned,
@@ -18,7 +19,6 @@ from equipoise.losses.prototype import (
     subcluster_regularisation,
     subcluster_scores,
 )
-from equipoise.losses.statistics import norm_statistics_gap
 from equipoise.losses.supervised import (
     balanced_softmax,
     calibrated_margins,

@@ -46,7 +46,7 @@ class Display(Protocol):
 
 
 @dataclass
-class Outcome:
+class Tally:
     """What came of the runs that were asked for, by label."""
 
     finished: list[str] = field(default_factory=list)
@@ -93,14 +93,14 @@ def run_grid(
     limit_seconds: float | None = None,
     keep: bool = False,
     check: Callable[[Run], None] = lambda run: None,
-) -> Outcome:
+) -> Tally:
     """Run the unfinished among the cells, `together` at a time; gives what came of them.
 
     With a limit, a run saves a round and stops when its next one would not be complete in time, and nothing is begun
     that could not complete one; a run whose last round is done comes to its end. `keep`: checkpoints of finished runs
     stay on disk. `check` may refuse a run before it trains. One run's failure is no reason to leave the others undone.
     """
-    outcome, limit = Outcome(), Limit(limit_seconds)
+    outcome, limit = Tally(), Limit(limit_seconds)
     waiting = deque(_unfinished(cells, outcome, keep))
     _check_shareable([config for _, config in waiting], together)
     active: list[tuple[Cell, Life]] = []
@@ -122,7 +122,7 @@ def run_grid(
     return outcome
 
 
-def _unfinished(cells: Sequence[tuple[Cell, Config]], outcome: Outcome, keep: bool) -> Iterator[tuple[Cell, Config]]:
+def _unfinished(cells: Sequence[tuple[Cell, Config]], outcome: Tally, keep: bool) -> Iterator[tuple[Cell, Config]]:
     """The runs to begin or resume; others are noted, and cleared up if they were ended before that."""
     for cell, config in cells:
         try:
@@ -188,7 +188,7 @@ def _life(
     return f"stopped after round {saved}"
 
 
-def _advance(cell: Cell, life: Life, outcome: Outcome) -> str:
+def _advance(cell: Cell, life: Life, outcome: Tally) -> str:
     """One step of a run; gives how it ended, if it did, and notes it."""
     try:
         next(life)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from closeness import assert_close
-from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.conditional_generator import ConditionalGenerator
 from equipoise.nets.kernels import doubling, moments, quicken
 from equipoise.nets.kernels.doubling import QuickUpsample, quicken_doubling
 from equipoise.nets.kernels.moments import channel_moments

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from closeness import assert_close
 from equipoise.nets import NetConfig, build_net
-from equipoise.nets.generator import ConditionalGenerator
+from equipoise.nets.conditional_generator import ConditionalGenerator
 from equipoise.nets.kernels.activations import ACTIVATIONS, LEAK, QuickReLU
 from equipoise.nets.kernels.norm import KERNELS, QuickBatchNorm2d, quicken_norms
 from kernel_tools import DEVICE, FITTING, fake_images, loaded, stand_in

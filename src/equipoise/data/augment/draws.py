@@ -12,36 +12,36 @@ from torch import Generator, Tensor
 WHITE = 255.0
 
 
-class Batch(NamedTuple):
+class Samples(NamedTuple):
     """Images (B, C, H, W) as float32 grey levels from 0 to 255, and masks (B, H, W) or None."""
 
     images: Tensor
     masks: Tensor | None
 
-    def take(self, index: Tensor) -> "Batch":
+    def take(self, index: Tensor) -> "Samples":
         """The samples at the places of an index (n,)."""
         masks = None if self.masks is None else self.masks.index_select(0, index)
-        return Batch(self.images.index_select(0, index), masks)
+        return Samples(self.images.index_select(0, index), masks)
 
-    def put(self, index: Tensor, samples: "Batch") -> "Batch":
+    def put(self, index: Tensor, samples: "Samples") -> "Samples":
         """A copy of this batch with samples written to the places of an index (n,)."""
         images = self.images.index_copy(0, index, samples.images)
         if self.masks is None or samples.masks is None:
-            return Batch(images, self.masks)
-        return Batch(images, self.masks.index_copy(0, index, samples.masks))
+            return Samples(images, self.masks)
+        return Samples(images, self.masks.index_copy(0, index, samples.masks))
 
 
 class Step(Protocol):
     """Changes a batch, drawing what it needs from the generator: one draw per sample, no host sync."""
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch: ...
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples: ...
 
 
 @dataclass(frozen=True)
 class Photometric:
     """A step that changes grey levels and leaves every pixel, and so the masks, where they are."""
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         return batch._replace(images=self.change(batch.images, generator))
 
     def change(self, images: Tensor, generator: Generator | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from equipoise.data.augment.draws import Batch, coin, per_image, uniform
+from equipoise.data.augment.draws import Samples, coin, per_image, uniform
 
 Padding = Literal["zeros", "border", "reflection"]
 
@@ -121,12 +121,12 @@ class Warp:
     size: int
     padding: Padding = "zeros"
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         drawn = [draw(batch.images, generator) for draw in self.maps]
         grid = sampling_grid(compose(drawn), self.size, batch.images.shape[-1])
         images = sample(batch.images, grid, self.padding)
         masks = None if batch.masks is None else sample_masks(batch.masks, grid, self.padding)
-        return Batch(images, masks)
+        return Samples(images, masks)
 
 
 def compose(drawn: list[Tensor]) -> Tensor:
@@ -164,13 +164,13 @@ class Flip:
 
     mirror: Mirror
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         images, masks = batch
         for axis, flip in zip((-1, -2), self.mirror.draw(images, generator)):
             images = torch.where(per_image(flip), images.flip(axis), images)
             if masks is not None:
                 masks = torch.where(flip[:, None, None], masks.flip(axis), masks)
-        return Batch(images, masks)
+        return Samples(images, masks)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Shrink:
 
     size: int
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         largest = round(self.size * 8 / 7)
         return Resize(largest)(batch, generator) if batch.images.shape[-1] > largest else batch
 
@@ -193,7 +193,7 @@ class Resize:
     size: int
     crop: int | None = None
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         images, masks = batch
         if images.shape[-1] != self.size:
             shape = (self.size, self.size)
@@ -205,4 +205,4 @@ class Resize:
             start = round((self.size - self.crop) / 2)
             window = (..., slice(start, start + self.crop), slice(start, start + self.crop))
             images, masks = images[window], None if masks is None else masks[window]
-        return Batch(images, masks)
+        return Samples(images, masks)

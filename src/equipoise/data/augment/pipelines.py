@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from equipoise.core.errors import UserError
 from equipoise.data.augment.colour import Brightness, ColourJitter, Greyscale
 from equipoise.data.augment.config import AugmentConfig
-from equipoise.data.augment.draws import WHITE, Batch, Step, per_channel
+from equipoise.data.augment.draws import WHITE, Samples, Step, per_channel
 from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianNoise, MedianBlur, OneOf
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
@@ -44,7 +44,7 @@ class Transform:
         All random numbers come from the generator, which lives on the device of the images."""
         if images.shape[-1] != images.shape[-2]:
             raise UserError(f"images must be square to be augmented, these are {tuple(images.shape[-2:])}")
-        batch = Batch(images.float(), masks)
+        batch = Samples(images.float(), masks)
         for step in self.steps:
             batch = step(batch, generator)
         normalised = self.normalise(batch.images)

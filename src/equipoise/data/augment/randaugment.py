@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from equipoise.data.augment.colour import blend, grey
-from equipoise.data.augment.draws import WHITE, Batch, allot, coin, per_channel, per_image
+from equipoise.data.augment.draws import WHITE, Samples, allot, coin, per_channel, per_image
 from equipoise.data.augment.geometry import matrices, sample, sample_masks, sampling_grid
 
 LEVELS = 256
@@ -67,7 +67,7 @@ class RandAugment:
     spread: float = 0.5
     probability: float = 0.5
 
-    def __call__(self, batch: Batch, generator: Generator | None) -> Batch:
+    def __call__(self, batch: Samples, generator: Generator | None) -> Samples:
         shares = [self.probability * len(family.operations) / len(Operation) for family in FAMILIES]
         for _ in range(self.layers):
             for family, (index, chosen) in zip(FAMILIES, allot(batch.images, shares, generator)):
@@ -86,7 +86,7 @@ class RandAugment:
         return Draw(torch.where(chosen, choice, NOTHING), strength, sign)
 
 
-def move(batch: Batch, draw: Draw) -> Batch:
+def move(batch: Samples, draw: Draw) -> Samples:
     """Rotates, shears (about the upper left corner) or shifts."""
     images, masks = batch
 
@@ -109,10 +109,10 @@ def move(batch: Batch, draw: Draw) -> Batch:
     fill = per_channel(MEAN_COLOUR, images.device)[None]
     fill = grey(fill) if images.shape[1] == 1 else fill
     moved = sample(images - fill, grid, "zeros").add_(fill)
-    return Batch(moved, None if masks is None else sample_masks(masks, grid, "zeros"))
+    return Samples(moved, None if masks is None else sample_masks(masks, grid, "zeros"))
 
 
-def retone(batch: Batch, draw: Draw) -> Batch:
+def retone(batch: Samples, draw: Draw) -> Samples:
     """Maps every level of every channel, rounded, through the table of the operation chosen."""
     images = batch.images
     pixels = images.round().long().flatten(2)
@@ -155,7 +155,7 @@ def equalised(levels: Tensor, pixels: Tensor) -> Tensor:
     return torch.where(step > 0, table.float(), levels)
 
 
-def enhance(batch: Batch, draw: Draw) -> Batch:
+def enhance(batch: Samples, draw: Draw) -> Samples:
     """Blends with grey (colour), or with a smoothed image whose outermost pixels stay (sharpness)."""
     images = batch.images
     smooth = images.clone()
@@ -176,7 +176,7 @@ class Family:
     """Operations that are computed together; `apply` leaves alone, up to rounding, whoever drew NOTHING."""
 
     operations: range
-    apply: Callable[[Batch, Draw], Batch]
+    apply: Callable[[Samples, Draw], Samples]
 
 
 FAMILIES = (
