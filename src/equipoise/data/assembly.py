@@ -12,8 +12,16 @@ from equipoise.data.config import DataConfig
 from equipoise.data.duplicates import equal_images_told, joined_groups
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.data.preparation import PREPARATION
+from equipoise.data.soundness import (
+    check_classes,
+    check_sites,
+    classes_of_one_site,
+    idle_sites,
+    missing_training,
+    scarce_classes,
+)
 from equipoise.data.splits import count_leaks, grouped_split, stratified_sample, whole_sites
-from equipoise.data.store import Store
+from equipoise.data.store import Store, StoreIndex
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
 DEFAULT_SITES = 10
@@ -53,6 +61,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
             reach the server, name no files
     """
     index = store.index
+    _refuse_without_labels(index, config)
     scheme = config.partition or sources.load(config.name).PARTITION
     given = np.array(index.pooled if index.pooled and scheme != "source" else index.splits)
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), given)
@@ -60,7 +69,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         everything = replace(everything, groups=joined_groups(index.groups, index.rows, index.equal))
     unseen = np.isin(everything.sites, index.cohorts)
     if whole:
-        _check_classes(everything.where(~unseen), index.classes)
+        check_classes(index, ~unseen)
     images, warnings = everything.where(~unseen), list[str]()
     if config.split == "sites":
         images = _part_sites(images, index.ratios, scheme, config, seed)
@@ -86,13 +95,25 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
         warnings=(*warnings, *redrawn, *_without_effect(scheme, config), *index.warnings(with_names=whole)),
         config=config,
+        task=index.task,
     )
-    federation = _check_sites(federation, config)
-    of_classes = (*missing_training(federation), *_scarce_classes(federation)) if whole else ()
+    federation = check_sites(federation, config)
+    of_classes = (*missing_training(federation), *scarce_classes(federation)) if whole else ()
     if whole and scheme == "source" and sources.lists_own_files(config.name):
-        of_classes += (*_classes_of_one_site(federation),)
-    idle = _idle_sites(federation) if whole and config.training_sites is None and not shared else []
+        of_classes += (*classes_of_one_site(federation),)
+    idle = idle_sites(federation) if whole and config.training_sites is None and not shared else []
     return replace(federation, warnings=(*federation.warnings, *of_classes, *idle))
+
+
+def _refuse_without_labels(index: StoreIndex, config: DataConfig) -> None:
+    """Refuse settings that act on the class of an image where images have masks and no class."""
+    asked = {"data.imbalance": config.imbalance is not None, "data.partition": config.partition == "concentration"}
+    wrong = [name for name, set_ in asked.items() if set_]
+    if index.task == "segmentation" and wrong:
+        raise UserError(
+            f"{wrong[0]} shares images out by their class, but images of {config.name} have masks instead of a class; "
+            "leave it out (data.partition may be source, dirichlet_equal or dirichlet_per_class)"
+        )
 
 
 def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
@@ -237,72 +258,6 @@ def _site(name: str, images: Images, store: Store, config: DataConfig, train_onl
             chosen = chosen.where(stratified_sample(chosen.labels, config.limit, config.split_seed))
         splits[part] = Split(store, chosen.rows, chosen.labels)
     return Site(name, splits)
-
-
-def _check_classes(images: Images, classes: tuple[str, ...]) -> None:
-    counts = np.bincount(images.labels, minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts) if count == 0]
-    if empty:
-        raise UserError(f"no image of class {', '.join(map(repr, empty))} anywhere; remove the class or add images")
-
-
-def missing_training(federation: Federation) -> list[str]:
-    """A warning about the classes that nobody can train on, if any."""
-    absent = [name for name, count in zip(federation.classes, federation.class_counts()) if count == 0]
-    return [f"no training image of class {', '.join(absent)} at any site"] if absent else []
-
-
-def _idle_sites(federation: Federation) -> list[str]:
-    idle = [site.name for site in federation.sites if "train" not in site.splits]
-    return [f"sites without a training image, which only measure models: {first_few(idle)}"] if idle else []
-
-
-def _classes_of_one_site(federation: Federation) -> list[str]:
-    """A warning about the classes that one of several sites alone can train on."""
-    sites = federation.training_sites()
-    counts = np.array([site.class_counts(len(federation.classes)) for site in sites])
-    alone = [
-        f"{name} ({sites[int(counts[:, label].argmax())].name})"
-        for label, name in enumerate(federation.classes)
-        if len(sites) > 1 and np.count_nonzero(counts[:, label]) == 1
-    ]
-    if not alone:
-        return []
-    return [
-        f"classes with training images at one site only: {first_few(alone)}; a model may learn the site instead of "
-        "the disease"
-    ]
-
-
-def _scarce_classes(federation: Federation) -> list[str]:
-    """A warning about the classes of which the whole federation trains on one image, or validates or tests on none.
-
-    A part that is empty altogether says nothing of a class; a class without training images is told elsewhere.
-    """
-    train, valid, test = (federation.class_counts(part) for part in PARTS)
-    scarce = []
-    for label, name in enumerate(federation.classes):
-        lacks = [word for word, counts in (("validation", valid), ("test", test)) if counts.any() and not counts[label]]
-        found = ["1 training image"] * int(train[label] == 1) + [f"no {word} image" for word in lacks]
-        if found:
-            scarce.append(f"{name} ({' and '.join(found)})")
-    if not scarce:
-        return []
-    follows = "a class without validation or test images has no part in those scores"
-    return [f"too few images of a class in the whole federation: {first_few(scarce)}; {follows}"]
-
-
-def _check_sites(federation: Federation, config: DataConfig) -> Federation:
-    """Refuse a federation that cannot train; drop sites that are left with nothing."""
-    sites = tuple(site for site in federation.sites if site.splits)
-    training = [site for site in sites if "train" in site.splits]
-    if not training:
-        raise UserError(f"no site of {config.name} has a training image")
-    small = [site.name for site in training if len(site.splits["train"]) < config.min_images]
-    if small:
-        fewest = f"data.min_images = {config.min_images}"
-        raise UserError(f"fewer training images than {fewest} at {first_few(small)}")
-    return replace(federation, sites=sites)
 
 
 def _without_effect(scheme: str, config: DataConfig) -> Iterator[str]:

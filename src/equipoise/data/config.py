@@ -35,6 +35,11 @@ class PhantomConfig(Table):
     cohort: int = Field(
         default=0, ge=0, le=MOST_IMAGES, description="images of an unseen cohort from a scanner of its own"
     )
+    masks: bool = Field(
+        default=False,
+        description="images have masks of skin, lesion and ulcer instead of a class: for segmentation",
+        json_schema_extra=LATER,
+    )
     seed: int = Field(default=0, ge=0, description="of the images; the run's seed does not change them")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from equipoise.data.config import DataConfig
 from equipoise.data.splits import PARTS
-from equipoise.data.store import Store
+from equipoise.data.store import Store, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ class Split:
     Args:
         store: where the images are
         rows: int64 (n,), rows of the store
-        labels: int64 (n,), class of each image
+        labels: int64 (n,), class of each image; zeros for segmentation
     """
 
     store: Store
@@ -46,8 +46,24 @@ class Split:
         """The images at `positions` (b,) of this split: uint8 (b, C, H, W). Reads no other image."""
         return self.store.images(self.rows[np.asarray(positions, dtype=np.int64)])
 
+    @property
+    def task(self) -> Task:
+        """What is learned of the images."""
+        return self.store.index.task
+
+    def masks(self, positions: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """The structures at the pixels of the images at `positions` (b,): uint8 (b, H, W); for segmentation only."""
+        return self.store.masks(self.rows[np.asarray(positions, dtype=np.int64)])
+
+    def groups(self) -> np.ndarray:
+        """The patient or lesion of each image (n,): the volume, where images are slices."""
+        return np.array(self.store.index.groups)[self.store.index.positions(self.rows)]
+
     def class_counts(self, num_classes: int) -> np.ndarray:
-        """Images of each class: int64 (num_classes,)."""
+        """Images of each class, or pixels of each structure for segmentation: int64 (num_classes,)."""
+        if self.task == "segmentation":
+            index = self.store.index
+            return index.pixel_counts[index.positions(self.rows)].sum(axis=0)
         return np.bincount(self.labels, minlength=num_classes).astype(np.int64)
 
     def stretches(self) -> Iterator[np.ndarray]:
@@ -74,7 +90,7 @@ class Site:
         object.__setattr__(self, "splits", {part: split for part, split in self.splits.items() if len(split)})
 
     def class_counts(self, num_classes: int, part: str = "train") -> np.ndarray:
-        """Images of each class in a part: int64 (num_classes,); zeros where the site has no such part."""
+        """Images (for segmentation, pixels) of each class in a part: int64 (num_classes,); zeros without the part."""
         if part not in self.splits:
             return np.zeros(num_classes, dtype=np.int64)
         return self.splits[part].class_counts(num_classes)
@@ -90,6 +106,7 @@ class Federation:
         cohorts: unseen cohorts, each with a test part only
         warnings: what a user should know about this data, such as lesions shared between parts
         config: the settings that make this federation again
+        task: "segmentation" where images have masks; then `classes` are structures, the background first
     """
 
     name: str
@@ -101,6 +118,7 @@ class Federation:
     cohorts: tuple[Site, ...] = ()
     warnings: tuple[str, ...] = ()
     config: DataConfig | None = None
+    task: Task = "classification"
 
     @classmethod
     def from_arrays(
@@ -218,7 +236,7 @@ class Federation:
         return str(self.table().to_html())
 
     def class_counts(self, part: str = "train") -> np.ndarray:
-        """Images of each class in a part, over all sites and the common set, not the cohorts: int64 (C,)."""
+        """Images (or pixels) of each class in a part, over all sites and the common set, not cohorts: int64 (C,)."""
         places = (*self.sites, self.common) if self.common else self.sites
         return np.sum([place.class_counts(len(self.classes), part) for place in places], axis=0)
 

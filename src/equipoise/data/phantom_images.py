@@ -33,6 +33,9 @@ _VEIL = np.array([0.42, 0.45, 0.56], np.float32)
 _PALE = np.array([0.90, 0.78, 0.72], np.float32)
 _DARK = np.array([0.17, 0.11, 0.10], np.float32)
 _HAIRS = 4
+#: what the masks show, from the background up; ulcers are small, and most lesions have none
+STRUCTURES = ("skin", "lesion", "ulcer")
+_ULCER = np.array([0.45, 0.05, 0.06], np.float32)
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,51 @@ def render(
     for start in range(0, len(labels), CHUNK):
         rng = np.random.default_rng([seed, 3, start])
         chunk = slice(start, start + CHUNK)
-        scene = _scene(labels[chunk], scanners.hair[sites[chunk]], size, difficulty, rng)
+        scene, _ = _scene(labels[chunk], scanners.hair[sites[chunk]], size, difficulty, rng)
         images[chunk] = _scan(scene, sites[chunk], scanners, rng)
     return images
 
 
-def _scene(labels: np.ndarray, hair: np.ndarray, size: int, difficulty: float, rng: Generator) -> np.ndarray:
-    """Skin with one lesion each, before any scanner: float32 (b, 3, size, size) in 0..1."""
+def render_with_masks(
+    labels: np.ndarray,
+    sites: np.ndarray,
+    scanners: Scanners,
+    ulcerated: np.ndarray,
+    size: int,
+    difficulty: float,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `render`, with an ulcer in some lesions; and masks, uint8 (n, size, size), of `STRUCTURES`.
+
+    Args:
+        ulcerated: share (S,) of each site's lesions that have an ulcer
+    """
+    images = np.empty((len(labels), 3, size, size), dtype=np.uint8)
+    masks = np.empty((len(labels), size, size), dtype=np.uint8)
+    for start in range(0, len(labels), CHUNK):
+        rng, of_ulcers = np.random.default_rng([seed, 3, start]), np.random.default_rng([seed, 4, start])
+        chunk = slice(start, start + CHUNK)
+        scene, lesion = _scene(labels[chunk], scanners.hair[sites[chunk]], size, difficulty, rng)
+        ulcer = _ulcers(lesion, of_ulcers.random(len(lesion)) < ulcerated[sites[chunk]], of_ulcers)
+        images[chunk] = _scan(_toward(scene, _ULCER, np.float32(0.9) * ulcer), sites[chunk], scanners, rng)
+        masks[chunk] = np.where(ulcer, 2, lesion > 0.5)
+    return images, masks
+
+
+def _ulcers(lesion: np.ndarray, there: np.ndarray, rng: Generator) -> np.ndarray:
+    """One round spot somewhere on each lesion (b, size, size) of the images that have an ulcer: bool, alike."""
+    count, size = len(lesion), lesion.shape[-1]
+    place = (rng.random(lesion.shape) * (lesion > 0.5)).reshape(count, -1).argmax(axis=1)
+    down, right = _grid(size)
+    centre = [np.linspace(-1, 1, size, dtype=np.float32)[axis][:, None, None] for axis in np.divmod(place, size)]
+    spot = np.hypot(down - centre[0], right - centre[1]) < _uniform(0.10, 0.18, count, rng)
+    return spot & (lesion > 0.5) & there[:, None, None]
+
+
+def _scene(
+    labels: np.ndarray, hair: np.ndarray, size: int, difficulty: float, rng: Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Skin with one lesion each, before any scanner: float32 (b, 3, size, size) in 0..1; and the lesions' masks."""
     count = len(labels)
     looks = _draw_looks(labels, difficulty, rng)
     skin = _skin(count, size, rng)
@@ -100,7 +141,7 @@ def _scene(labels: np.ndarray, hair: np.ndarray, size: int, difficulty: float, r
     colour = _lesion(looks, depth, across, along, rng)
     opacity = (mask * _uniform(0.78, 0.98, count, rng))[:, None]
     scene = skin * (1 - opacity) + colour * opacity
-    return _toward(scene, _DARK, _hair(rng.random(count) < hair, size, rng))
+    return _toward(scene, _DARK, _hair(rng.random(count) < hair, size, rng)), mask
 
 
 def _draw_looks(labels: np.ndarray, difficulty: float, rng: Generator) -> np.ndarray:

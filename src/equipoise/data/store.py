@@ -4,10 +4,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from equipoise.core.storage import locked, write_text
 from equipoise.data.duplicates import EqualRows
 
 FORMAT = 1
-IMAGES, INDEX = "images.npy", "index.json"
+IMAGES, MASKS, INDEX = "images.npy", "masks.npy", "index.json"
 #: columns that the first stores did not have
-ADDED_LATER = ("pooled", "extra", "equal")
+ADDED_LATER = ("pooled", "extra", "equal", "pixels")
+Task = Literal["classification", "segmentation"]
 #: so many images stand for all of a part where its content is identified
 SAMPLED = 512
 
@@ -37,6 +38,7 @@ class StoreIndex:
         common: validation and test parts belong to the federation, not to its sites
         extra: what else the data set tells of each image, such as age and sex, as text; by title
         equal: sets of rows with equal images, where these were looked for
+        pixels: of each image, its pixels of each class, where the classes are structures that masks show
         facts: what people may want to know: where the images come from, what was left out
         checksum: of the listing the store was built from
     """
@@ -56,11 +58,26 @@ class StoreIndex:
     pooled: tuple[str, ...] = ()
     extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
     equal: EqualRows = ()
+    pixels: tuple[tuple[int, ...], ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def task(self) -> Task:
+        """What is learned of the images: their classes, or where structures lie in them."""
+        return "segmentation" if self.pixels else "classification"
+
+    @cached_property
+    def pixel_counts(self) -> np.ndarray:
+        """Pixels of each structure in each image: int64 (N, C)."""
+        return np.array(self.pixels, dtype=np.int64).reshape(len(self), len(self.classes))
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """The places (n,) in the columns of images by their rows (n,) in the packed file."""
+        return np.searchsorted(self.rows, rows)
 
     def warnings(self, with_names: bool = True) -> list[str]:
         """What a user should know of these images. Names of files may name patients: a server is told without them."""
@@ -115,7 +132,8 @@ class Store:
             key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
         }
         columns["extra"] = {title: tuple(values) for title, values in columns.get("extra", {}).items()}
-        columns["equal"] = tuple(map(tuple, columns.get("equal", ())))
+        for key in ("equal", "pixels"):
+            columns[key] = tuple(map(tuple, columns.get(key, ())))
         for key in ("labels", "rows"):
             columns[key] = np.asarray(columns[key], dtype=np.int64)
         return StoreIndex(**columns, facts=facts)
@@ -131,6 +149,14 @@ class Store:
             raise self._unusable(f"it holds {packed.dtype} {packed.shape}, not packed images")
         return packed
 
+    @cached_property
+    def packed_masks(self) -> np.ndarray:
+        """The structure at every pixel, uint8 (N, H, W), as a read-only memory map; for segmentation only."""
+        try:
+            return np.load(self.folder / MASKS, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise self._unusable(str(error)) from error
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image."""
@@ -140,16 +166,29 @@ class Store:
         """The images of `rows` (b,), in that order: uint8 (b, C, H, W)."""
         return torch.from_numpy(self.packed[np.asarray(rows, dtype=np.int64)])
 
+    def masks(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """The structures at the pixels of `rows` (b,), in that order: uint8 (b, H, W); for segmentation only."""
+        return torch.from_numpy(self.packed_masks[np.asarray(rows, dtype=np.int64)])
+
     def sample_digest(self, rows: np.ndarray) -> bytes:
         """Identifies the images of `rows` by some of them: all of a few, evenly spaced ones of many."""
         spaced = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64))
         digest = hashlib.sha256()
         for row in np.asarray(rows)[spaced]:
             digest.update(self.packed[row].tobytes())
+            if self.index.pixels:
+                digest.update(self.packed_masks[row].tobytes())
         return digest.digest()
 
     def _unusable(self, reason: str) -> UserError:
         return UserError(f"the store {self.folder} cannot be used: {reason}; delete it and prepare it again")
+
+
+def with_masks(index: StoreIndex, masks: np.ndarray, classes: tuple[str, ...]) -> StoreIndex:
+    """The index of images whose masks (N, H, W), by the rows of the packed file, show structures and no class."""
+    counts = (np.bincount(masks[row].ravel(), minlength=len(classes)) for row in index.rows)
+    pixels = tuple(tuple(count.tolist()) for count in counts)
+    return replace(index, classes=classes, labels=np.zeros(len(index), dtype=np.int64), pixels=pixels)
 
 
 def write_index(folder: Path, index: StoreIndex) -> None:

@@ -15,8 +15,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from equipoise.contract.config import validated
 from equipoise.core.errors import UserError
 from equipoise.core.table import Table
-from equipoise.data.assembly import missing_training
 from equipoise.data.federation import Federation, Site, Split
+from equipoise.data.soundness import missing_training
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store
 from equipoise.engine.checkpoint import fingerprint

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 from equipoise.core.errors import UserError
 from equipoise.core.table import drop_later
 from equipoise.data.config import DataConfig, PhantomConfig
-from equipoise.data.phantom_images import CLASS_NAMES, Scanners, render
+from equipoise.data.phantom_images import CLASS_NAMES, STRUCTURES, Scanners, render, render_with_masks
 from equipoise.data.splits import PARTS, apportion, part_targets
-from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
+from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index
 
 TITLE = "built-in procedural lesion images with long tails, missing classes and scanner shifts"
 SIZE = 32
@@ -27,6 +28,8 @@ VERSION = 1  # part of a store's name: raise it when the same config would give 
 RATIOS = (0.7, 0.15, 0.15)
 COHORT = "unseen"
 COHORT_SHIFT = 1.5
+OF_PATIENT = 4  # images, where they have masks
+ULCERATED = (0.1, 0.5)  # least and most of a site's lesions
 MOST_GIGABYTES = 16  # images are drawn in memory
 
 
@@ -62,7 +65,13 @@ def _write(config: PhantomConfig, folder: Path, checksum: str) -> None:
     scanners = _scanners(config)
     draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        images = render(index.labels, sites, scanners, config.size, config.difficulty, config.seed)
+        how = (config.size, config.difficulty, config.seed)
+        if config.masks:
+            images, masks = render_with_masks(index.labels, sites, scanners, _ulcerated(config), *how)
+            np.save(draft / MASKS, masks)
+            index = with_masks(replace(index, groups=_patients(index)), masks, STRUCTURES)
+        else:
+            images = render(index.labels, sites, scanners, *how)
         np.save(draft / IMAGES, images)
         write_index(draft, index)
         os.replace(draft, folder)
@@ -97,6 +106,22 @@ def phantom_index(config: PhantomConfig, checksum: str = "") -> tuple[StoreIndex
         checksum=checksum,
     )
     return index, sites.astype(np.int64)
+
+
+def _patients(index: StoreIndex) -> tuple[str, ...]:
+    """The patient of each image: some in a row that lie at one site and in one part."""
+    seen: dict[tuple[str, str], int] = {}
+    names = []
+    for place in zip(index.sites, index.splits):
+        seen[place] = seen.get(place, -1) + 1
+        names.append(f"{place[0]} {place[1]} patient {seen[place] // OF_PATIENT + 1}")
+    return tuple(names)
+
+
+def _ulcerated(config: PhantomConfig) -> np.ndarray:
+    """The share of each scanner's lesions that have an ulcer (S,)."""
+    sites = config.sites + bool(config.cohort)
+    return np.random.default_rng([config.seed, 5]).uniform(*ULCERATED, sites)
 
 
 def _told(config: PhantomConfig) -> dict[str, Any]:
