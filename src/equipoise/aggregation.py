@@ -1,5 +1,6 @@
 """How the server merges what sites send, one named tensor at a time: weighted means (McMahan et al., 2017),
-PRR's Fourier aggregation (Chen et al., 2022) and inverse-distance weights (Yeganeh et al., 2020)."""
+PRR's Fourier aggregation (Chen et al., 2022), inverse-distance weights (Yeganeh et al., 2020), and robust merging
+(Yin et al., 2018; Blanchard et al., 2017)."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,6 +104,42 @@ def inverse_distance_weights(models: Tensor | Iterable[Tensor], reference: Tenso
     distances = torch.stack([torch.linalg.vector_norm(model.double() - target, order) for model in models])
     inverse = 1 / distances.clamp(min=torch.finfo(torch.float64).eps)
     return inverse / inverse.sum()
+
+
+def coordinate_median(tensors: Tensor) -> Tensor:
+    """Median (...) of each number over K sites, tensors (K, ...); of an even number of sites, the mean of the middle
+    two. Integers are rounded."""
+    ordered = _averageable(tensors).sort(0).values
+    middle = torch.lerp(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], 0.5)
+    return _as_before(middle, tensors.dtype)
+
+
+def trimmed_mean(tensors: Tensor, share: float) -> Tensor:
+    """Mean (...) of each number over K sites, tensors (K, ...), without the largest and the smallest floor(share * K).
+
+    A share of 0 is the plain mean. Integers are rounded.
+    """
+    if not 0 <= share < 0.5:
+        raise UserError(f"share={share}: the share of sites cut off at each end lies between 0 and 1/2")
+    cut = share_of_sites(share, len(tensors))
+    ordered = _averageable(tensors).sort(0).values
+    return _as_before(ordered[cut : len(ordered) - cut].mean(0), tensors.dtype)
+
+
+def krum_scores(distances: Tensor, liars: int) -> Tensor:
+    """Krum's score (K,) of each site: its summed squared distance to the K - liars - 2 sites nearest to it.
+
+    `distances` (K, K) are squared. The lowest score is the most trustworthy. At least one neighbour counts.
+    """
+    check_shape("distances", distances.shape, [len(distances), len(distances)])
+    neighbours = max(len(distances) - liars - 2, 1)
+    nearest = distances.sort(1).values[:, 1 : 1 + neighbours]  # the first is the site itself
+    return nearest.sum(1)
+
+
+def share_of_sites(share: float, sites: int) -> int:
+    """How many of some sites a share is, rounded down: 0.29 of 100 are 29, though 28.999... in binary fractions."""
+    return math.floor(share * sites + 1e-9)
 
 
 def band_schedule(round: int, rounds: int, start: float = 0.7, end: float = 0.95) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ def average(replies: Replies, name: str = "model", kind: str = "size") -> Tensor
 def average_by(weights: Sequence[float], replies: Replies, name: str = "model") -> Tensors:
     """Mean of a dict of tensors over sites by given weights. Reads the tensors of one site at a time."""
     return weighted_mean_by_name((reply[name] for reply in replies), weights)
+
+
+def merged_by_entry(replies: Replies, merge: Callable[[Tensor], Tensor], name: str = "model") -> Tensors:
+    """A dict of tensors from `merge` of each entry's stacked tensors (K, ...); one entry of all sites at a time."""
+    return {entry: merge(torch.stack([reply[name][entry] for reply in replies])) for entry in replies[0][name]}
 
 
 def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str] = ()) -> Tensors:
