@@ -63,9 +63,9 @@ def timed_as(name, function, wanted):
             if inside == wanted:
                 spent[name] += time.process_time() - began
     return timed
-slot.logits_of = timed_as("forward", slot.logits_of, True)
+slot.observed = timed_as("forward", slot.observed, True)
 if together:
-    together.raw_logits = timed_as("forward", together.raw_logits, True)
+    together.observed = timed_as("forward", together.observed, True)
 Classification.measure = timed_as("measuring", Classification.measure, False)  # right after local training
 def measuring(turns):
     def timed(*given, **named):

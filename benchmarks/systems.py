@@ -136,7 +136,7 @@ def input_seconds(setting: Setting, client_class: type[Client], federation: Fede
     client = client_class(setting)
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
     sites = [site for site in federation.sites if site.name in chosen]
-    parts = [SiteData(site, setting.num_classes, setting.device)["train"] for site in sites]
+    parts = [SiteData(site, setting.task, setting.device)["train"] for site in sites]
 
     def make(epochs: int) -> None:
         for part in parts:

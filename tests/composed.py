@@ -47,7 +47,7 @@ def perform(setting: Setting, action: str, message: Mapping[str, Any], site: int
     """One action at one site of the tiny phantom."""
     slot = new_slot(get_method(setting.config.method), setting)
     place = tiny_federation(setting.config).sites[site]
-    data = SiteData(place, setting.num_classes, setting.device)
+    data = SiteData(place, setting.task, setting.device)
     return exhaust(slot.perform(Request(action, place.name, number), message, None, data))
 
 

@@ -51,6 +51,11 @@ class Tally:
         true, predicted = self.confusion.sum(1), self.confusion.sum(0)
         return _ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
 
+    @property
+    def mean_f1(self) -> float:
+        """Mean F1 over the classes present; nan without samples."""
+        return _over_present(np.mean, self.f1)
+
     @cached_property
     def precision(self) -> Floats:
         """(C,) share of right ones among predictions of a class, 0 without any; nan for a class without samples."""
@@ -81,8 +86,8 @@ class Metric:
 
     name: str
     title: str
-    of: Callable[[Tally], float]
-    """The metric of counts, nan where it is undefined."""
+    of: Callable[[Any], float]
+    """The metric of a `Tally` (or a `MaskTally`), nan where it is undefined."""
     short: str = ""
     """The heading in a narrow terminal; empty: the title."""
     needs: str = "confusion"
@@ -98,6 +103,8 @@ class Metric:
     """Whether the report of a run draws its learning curves."""
     opens: bool = False
     """Whether it is one of the few numbers that open the report of a run."""
+    share: bool = True
+    """Whether it is a share, which tables show in per cent."""
     always: bool = True
     """Whether every run measures it; else only runs that choose rounds by it do."""
     has_retrogress: bool = True
@@ -111,7 +118,7 @@ class Metric:
     @property
     def scale(self) -> int:
         """What a value is multiplied by to be shown: shares are shown in per cent."""
-        return 100 if self.in_tables else 1
+        return 100 if self.in_tables and self.share else 1
 
 
 #: every metric; the first one stands where no other is asked for
@@ -129,7 +136,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "macro_f1",
         "Macro F1",
-        lambda tally: _over_present(np.mean, tally.f1),
+        lambda tally: tally.mean_f1,
         short="macro\nF1",
         chooses=True,
         study_place=1,

@@ -49,7 +49,7 @@ def test_difficulty_may_be_measured_on_a_training_view():
     client = client_of(setting)
     client.workplace.begin({"model": setting.new_net().state_dict()}, None)
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
-    part = SiteData(tiny_federation(setting.config).sites[0], setting.num_classes, setting.device)["train"]
+    part = SiteData(tiny_federation(setting.config).sites[0], setting.task, setting.device)["train"]
     surveyed = scan(client, part, augmentation, next(client.survey({})))["class_loss"].sum()
     pixels, _ = part.read(torch.arange(len(part)))
 
@@ -65,7 +65,7 @@ def test_a_cached_difficulty_view_is_the_same_training_view_in_every_round():
     client = client_of(setting)
     client.workplace.begin({"model": setting.new_net().state_dict()}, None)
     augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
-    data = [SiteData(site, setting.num_classes, setting.device) for site in tiny_federation(setting.config).sites]
+    data = [SiteData(site, setting.task, setting.device) for site in tiny_federation(setting.config).sites]
 
     def surveyed(number, view, site="site 1"):
         client.workplace.round, client.workplace.site = number, site

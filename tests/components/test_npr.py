@@ -42,7 +42,7 @@ class Workplace:
         self.slot = new_slot(known, self.setting)
         self.message = known.server_class(self.config)(self.setting).message()
         self.site = federation.training_sites()[site]
-        self.data = SiteData(self.site, self.setting.num_classes, self.setting.device)
+        self.data = SiteData(self.site, self.setting.task, self.setting.device)
 
     def use(self, client: type[FedAvgClient]) -> None:
         """Let the site work with another client, on which the same components are put."""

@@ -208,7 +208,7 @@ def test_training_for_no_epochs_or_steps_does_nothing_and_draws_nothing(tmp_path
 def test_the_training_loop_takes_no_step_where_none_is_asked_for(work):
     config = tiny_config()
     client, federation = new_client("fedavg"), tiny_federation(config)
-    part = SiteData(federation.sites[0], client.num_classes, client.setting.device)["train"]
+    part = SiteData(federation.sites[0], client.setting.task, client.setting.device)["train"]
     augmentation = build_augmentation(config.augment, federation.image_size, federation.channels)
     progress = Progress(torch.zeros(()))
     assert list(train(client, part, augmentation, work, progress, EagerSteps())) == []

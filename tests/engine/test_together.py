@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.engine import local, together
-from equipoise.engine.training import raw_logits
+from equipoise.engine.training import observed
 from harness import events, run_tiny, with_client
 
 #: sites with no, one and several images in the parts that are measured
@@ -75,8 +75,8 @@ def test_a_group_holds_no_more_images_than_a_batch(tmp_path, monkeypatch):
 
     def noting(client, part, *rest):
         seen.append(len(part))
-        return raw_logits(client, part, *rest)
+        return observed(client, part, *rest)
 
-    monkeypatch.setattr(together, "raw_logits", noting)
+    monkeypatch.setattr(together, "observed", noting)
     run_tiny(tmp_path, "fedavg", *MANY)
     assert max(seen) <= 16 and min(seen) == 1

@@ -12,12 +12,12 @@ pytest.importorskip("flwr")
 
 from equipoise.core.errors import UserError
 from equipoise.engine.checkpoint import fingerprint
-from equipoise.hospitals.bounds import absurd, counts_problem, share_of
+from equipoise.hospitals.bounds import absurd, share_of
 from equipoise.hospitals.descriptions import MOST_IMAGES, agreed_federation, describe, read_description
 from equipoise.hospitals.parcels import Parcel, open_parcel, prepare, seal
 from equipoise.report import read_run
 from equipoise.report.run_facts import left_out
-from equipoise.tasks.classification import Classification
+from equipoise.tasks.classification import Classification, counts_problem
 from harness import events, server_state
 from postbox import Hospitals, Postbox
 

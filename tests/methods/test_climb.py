@@ -203,7 +203,7 @@ def test_a_site_tells_the_received_models_summed_loss_on_its_training_images():
     server = started()
     setting, method = server.setting, get_method("climb")
     site = tiny_federation(setting.config).sites[0]
-    data = SiteData(site, setting.num_classes, setting.device)
+    data = SiteData(site, setting.task, setting.device)
     message = {"model": server.state.model}
     outcome = exhaust(new_slot(method, setting).perform(Request("measure", site.name, 1), message, None, data))
     split = site.splits["train"]

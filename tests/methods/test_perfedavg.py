@@ -136,7 +136,7 @@ def test_alpha_does_not_follow_the_schedule_of_the_learning_rate(monkeypatch):
             or torch.zeros(())
         ),
     )
-    data = SiteData(site, setting.num_classes, setting.device)
+    data = SiteData(site, setting.task, setting.device)
     exhaust(slot.perform(Request("train", site.name, 3), {"model": setting.new_net().state_dict()}, None, data))
     assert rates == pytest.approx({"main": config.train.optimiser.lr / 4, "adapt": 0.3})
 

@@ -52,7 +52,7 @@ def test_no_step_reads_a_value_on_the_host(method):
     setting = Setting.of(config, known, federation)
     steps = WatchedSteps()
     site = federation.sites[0]
-    data = SiteData(site, setting.num_classes, setting.device)
+    data = SiteData(site, setting.task, setting.device)
     server = known.server_class(config)(setting)
     message = next(server.round(1, [site.name])).message(site.name)
     exhaust(new_slot(known, setting, steps).perform(Request("train", site.name, 1), message, None, data))

@@ -25,6 +25,7 @@ from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
 from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 from equipoise.nets.config import NetConfig
 
@@ -35,7 +36,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 if TYPE_CHECKING:
     ChoosingMetric = str
 else:
-    ChoosingMetric = Literal[tuple(metric.name for metric in METRICS if metric.chooses)]
+    ChoosingMetric = Literal[tuple(metric.name for metric in (*METRICS, *MASK_METRICS) if metric.chooses)]
 
 
 class OptimiserConfig(Table):
@@ -115,7 +116,9 @@ class EvaluationConfig(Table):
     rule: Literal["best", "last", "mean_last"] = Field(
         "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
     )
-    metric: ChoosingMetric = Field(METRICS[0].name, description="the validation score that decides")
+    metric: ChoosingMetric = Field(
+        METRICS[0].name, description="the validation score that decides; of segmentation, by itself dice"
+    )
     view: Literal["auto", "global", "personal"] = Field(
         "auto",
         description="whose validation score decides: personal models where the method has them. Where the global one "

@@ -14,7 +14,7 @@ from equipoise.core.streams import stream
 from equipoise.data.federation import Federation
 from equipoise.nets import Net, build_net
 from equipoise.nets.kernels import quicken
-from equipoise.tasks.classification import Classification, Task
+from equipoise.tasks import Task, get_task
 
 if TYPE_CHECKING:
     from equipoise.contract.method import Method
@@ -34,7 +34,7 @@ class Setting:
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
         """The setting of a run."""
-        task = Classification(federation.classes, config.evaluation.metric)
+        task = get_task(federation.task)(federation.classes, config.evaluation.metric)
         options = method.options_of(config)
         return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
 

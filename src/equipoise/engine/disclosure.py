@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from equipoise.contract.method import Client, Method
 from equipoise.engine.slot import EVALUATE
+from equipoise.tasks import Task
+from equipoise.tasks.classification import Classification
 
 DESCRIBE = "describe"
 COUNTS = "counts"
@@ -18,7 +20,7 @@ ALWAYS: Sheet = {
         COUNTS: "number of local images of each class in the training, validation and test part; with it the names of "
         "the classes, warnings about the data without names of files, and a digest that tells whether it has changed"
     },
-    EVALUATE: {COUNTS: "confusion matrix, calibration bins, loss and per-class AUC of local images"},
+    EVALUATE: {COUNTS: Classification.discloses},
 }
 
 #: what a site tells of its work with every answer, if its policy allows; runs do without
@@ -46,9 +48,9 @@ def disclosure_sheet(client: type[Client]) -> Sheet:
     return needed(client.discloses) | OPTIONAL
 
 
-def run_sheet(method: Method, client: type[Client]) -> Sheet:
+def run_sheet(method: Method, client: type[Client], task: type[Task] = Classification) -> Sheet:
     """What leaves a site in a run with this client of a method."""
-    return POOLED if method.pooled else disclosure_sheet(client)
+    return POOLED if method.pooled else disclosure_sheet(client) | {EVALUATE: {COUNTS: task.discloses}}
 
 
 def widest_sheet(method: Method) -> Sheet:

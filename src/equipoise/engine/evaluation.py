@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from equipoise import metrics
 from equipoise.contract.composed_client import adapts
 from equipoise.contract.method import Server
 from equipoise.contract.protocol import Payload, Tensors
@@ -21,7 +19,7 @@ from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES
-from equipoise.tasks.classification import Task
+from equipoise.tasks import Task
 
 Reports = Callable[[str, str], bool]
 """Whether a view at a site (or other place) reports the round in question."""
@@ -165,18 +163,22 @@ class Evaluator:
                 yield {"view": view, "scope": "site", "site": site, **summary}
             images = added_over_sites([*per_site.values()])
             means = mean_over_rounds([mean_over_sites([score.summary for score in scores]) for scores in chosen])
-            yield {"view": view, "scope": "mean", "site": None, **means, **images, "extra": _spread(per_site)}
+            yield {"view": view, "scope": "mean", "site": None, **means, **images, "extra": self._spread(per_site)}
             pooled = mean_over_rounds([self._pooled(scores) for scores in chosen])
             yield {"view": view, "scope": "pooled", "site": None, **pooled, **images}
 
     def _pooled(self, scores: Sequence[Score]) -> dict[str, Any]:
         """All sites' test images as one set; AUC only where raw scores are there (on one machine)."""
-        counts = self.task.merge([score.counts for score in scores])
-        if all("scores" in score.counts for score in scores):
-            labels = np.concatenate([s.counts["labels"].numpy() for s in scores])
-            probabilities = np.concatenate([s.counts["scores"].numpy() for s in scores])
-            counts["auc"] = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
-        return self.task.summary(counts)
+        return self.task.summary(self.task.merge([score.counts for score in scores]))
+
+    def _spread(self, per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The worst site and the standard deviation over sites, by the first metric."""
+        scores = {site: summary["metrics"][self.task.metrics[0].name] for site, summary in per_site.items()}
+        values = {site: score for site, score in scores.items() if score is not None}
+        if not values:
+            return {}
+        worst = min(values, key=lambda site: values[site])
+        return {"worst_site": worst, "worst_site_value": values[worst], "spread": float(np.std(list(values.values())))}
 
     def cohorts(self, number: int, reports: Reports) -> Generator[None, None, list[dict[str, Any]]]:
         """Results on unseen cohorts: of the global model, and of the first site's personal one (PRR's Table X)."""
@@ -238,13 +240,3 @@ def _has(site: Site, parts: Sequence[str]) -> bool:
 
 def _request(site: str, views: Sequence[str], parts: Sequence[str], scores: bool, data: str = "") -> Request:
     return Request(EVALUATE, site, 0, measure=tuple(parts), views=tuple(views), scores=scores, data=data)
-
-
-def _spread(per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The worst site and the standard deviation over sites, by the first metric."""
-    scores = {site: summary["metrics"][metrics.METRICS[0].name] for site, summary in per_site.items()}
-    values = {site: score for site, score in scores.items() if score is not None}
-    if not values:
-        return {}
-    worst = min(values, key=lambda site: values[site])
-    return {"worst_site": worst, "worst_site_value": values[worst], "spread": float(np.std(list(values.values())))}

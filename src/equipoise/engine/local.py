@@ -116,9 +116,9 @@ class LocalEngine(Engine):
     def data(self, name: str) -> SiteData:
         """The images of a site, a common set or a cohort: memory maps on a CPU, resident on a GPU."""
         if self.setting.device.type != "cuda":
-            return SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
+            return SiteData(self._sites[name], self.setting.task, self.setting.device)
         if name not in self._data:
-            self._data[name] = SiteData(self._sites[name], self.setting.num_classes, self.setting.device)
+            self._data[name] = SiteData(self._sites[name], self.setting.task, self.setting.device)
         return self._data[name]
 
 
@@ -245,7 +245,7 @@ class _Worker:
 
     def data(self, name: str) -> SiteData:
         """The images of a site, a common set or a cohort."""
-        return SiteData(self.sites[name], self.setting.num_classes, self.setting.device)
+        return SiteData(self.sites[name], self.setting.task, self.setting.device)
 
 
 _worker: _Worker | None = None

@@ -174,7 +174,7 @@ class Run:
             image_size=self.federation.image_size,
             channels=self.federation.channels,
             warnings=warnings,
-            disclosure=run_sheet(self.method, self.engine.client),
+            disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
             paper=self.method.paper,
             parameters=sum(p.numel() for p in net.parameters()),
             model_bytes=payload_bytes({"net": net.state_dict()}),

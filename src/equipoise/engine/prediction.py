@@ -27,7 +27,7 @@ from equipoise.engine.payload_files import damage_named, read_payload, safe_name
 from equipoise.engine.runs import config_of
 from equipoise.engine.states import KEPT
 from equipoise.methods import get_method
-from equipoise.tasks.classification import Classification
+from equipoise.tasks import get_task
 
 
 class Predictor(nn.Module):
@@ -134,7 +134,7 @@ def _load(run: Path, site: str | None) -> Predictor:
     setting = Setting(
         config=config,
         options=method.options_of(config),
-        task=Classification(start["classes"]),
+        task=get_task(start.get("task", "classification"))(start["classes"]),
         channels=start["channels"],
         image_size=start["image_size"],
         device=torch.device("cpu"),

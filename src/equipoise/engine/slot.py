@@ -33,7 +33,7 @@ from equipoise.engine.training import (
     Steps,
     amount,
     evaluate,
-    logits_of,
+    observed,
     scan,
     train,
 )
@@ -185,16 +185,11 @@ class Slot:
                 yield from self._drive(client.adapt(), data)
             for part in request.measure:
                 if measured.has(part):
-                    logits = logits_of(client, measured[part], self.augmentation, view)
+                    seen = observed(client, measured[part], self.augmentation, view)
                     yield from self._settle()
-                    measures[f"{view}.{part}"] = counted(client, logits, measured[part].labels, request.scores)
+                    split = measured[part].split
+                    measures[f"{view}.{part}"] = client.setting.task.count(seen, split, request.scores)
         return measures
-
-
-def counted(client: Client, logits: Tensor, labels: Tensor, scores: bool) -> Tensors:
-    """The counts of logits (n, C) and labels (n,); with each image's `scores` where asked for."""
-    counts = client.setting.task.measure(logits, labels)
-    return counts | ({"scores": logits.softmax(1).cpu(), "labels": labels.cpu()} if scores else {})
 
 
 def cloned(tensors: Tensors) -> Tensors:

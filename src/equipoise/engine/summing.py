@@ -32,8 +32,7 @@ class Summer:
         self.setting = setting
         self.sheet = client.discloses
         self.weighting = setting.config.train.aggregation
-        counts = setting.task.measure(torch.zeros(1, setting.num_classes), torch.zeros(1, dtype=torch.int64))
-        self.zeros = {name: torch.zeros_like(count) for name, count in counts.items()}
+        self.zeros = {name: torch.zeros_like(count) for name, count in setting.task.template.items()}
 
     def part(
         self,

@@ -14,10 +14,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from equipoise.contract.protocol import Value
+from equipoise.contract.protocol import Tensors, Value
 from equipoise.data.federation import Site
-from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, counted
-from equipoise.engine.training import Part, SiteData, raw_logits
+from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot
+from equipoise.engine.training import Part, SiteData, observed
 
 
 def groups(
@@ -59,7 +59,7 @@ class _Joined:
         return sum(map(len, self.parts))
 
     def read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels at positions (b,), which are in order."""
+        """Images and targets at positions (b,), which are in order."""
         starts = [0, *accumulate(map(len, self.parts))]
         bounds = torch.searchsorted(positions, torch.tensor(starts)).tolist()
         read = [
@@ -67,8 +67,8 @@ class _Joined:
             for part, start, (low, high) in zip(self.parts, starts, pairwise(bounds))
             if low < high
         ]
-        images, labels = zip(*read)
-        return torch.cat(images), torch.cat(labels)
+        images, targets = zip(*read)
+        return torch.cat(images), torch.cat(targets)
 
 
 def perform_together(
@@ -76,24 +76,24 @@ def perform_together(
 ) -> Generator[None, None, list[Outcome]]:
     """Perform the several requests of one group; outcomes in their order."""
     outcomes = []
-    logits = _logits_of_all(slot, requests[0], message, sites)
+    seen = _seen_by_all(slot, requests[0], message, sites)
     for place, (request, data) in enumerate(zip(requests, sites)):
-        if logits is None:
+        if seen is None:
             outcomes.append((yield from slot.perform(request, message, None, data)))
             continue
         measures = {
-            f"global.{part}": counted(slot.client, rows[place], data[part].labels, request.scores)
-            for part, rows in logits.items()
-            if place in rows
+            f"global.{part}": slot.client.setting.task.count(by_site[place], data[part].split, request.scores)
+            for part, by_site in seen.items()
+            if place in by_site
         }
         outcomes.append(Outcome(measures=measures, facts={"seconds": 0.0}))
     return outcomes
 
 
-def _logits_of_all(
+def _seen_by_all(
     slot: Slot, request: Request, message: Mapping[str, Value], sites: Sequence[SiteData]
-) -> dict[str, dict[int, Tensor]] | None:
-    """Logits (n, C) of the global model, by part and by the site's place.
+) -> dict[str, dict[int, Tensors]] | None:
+    """What the task keeps of the global model, by part and by the site's place.
 
     None where they are not finite: the model has diverged, or it predicts with what is a site's own.
     """
@@ -102,22 +102,25 @@ def _logits_of_all(
     client.workplace.site, client.workplace.round = request.site, request.round
     client.class_counts.fill_(float("nan"))
     try:
-        found = {part: _logits(slot, part, sites) for part in request.measure}
+        found = {part: _seen(slot, part, sites) for part in request.measure}
     finally:
         client.workplace.end()
-    sound = all(bool(rows.isfinite().all()) for by_site in found.values() for rows in by_site.values())
+    tensors = (rows for by_site in found.values() for own in by_site.values() for rows in own.values())
+    sound = all(bool(rows.isfinite().all()) for rows in tensors)
     return found if sound else None
 
 
-def _logits(slot: Slot, part: str, sites: Sequence[SiteData]) -> dict[int, Tensor]:
+def _seen(slot: Slot, part: str, sites: Sequence[SiteData]) -> dict[int, Tensors]:
     holders = {place: data[part] for place, data in enumerate(sites) if data.has(part)}
     several = {place: held for place, held in holders.items() if len(held) > 1}
     found = {
-        place: raw_logits(slot.client, held, slot.augmentation, "global")
+        place: observed(slot.client, held, slot.augmentation, "global")
         for place, held in holders.items()
         if place not in several
     }
     if several:
-        rows = raw_logits(slot.client, _Joined([*several.values()]), slot.augmentation, "global")
-        found |= zip(several, rows.split([*map(len, several.values())]))
+        seen = observed(slot.client, _Joined([*several.values()]), slot.augmentation, "global")
+        sizes = [*map(len, several.values())]
+        pieces = {name: rows.split(sizes) for name, rows in seen.items()}
+        found |= {place: {name: pieces[name][i] for name in pieces} for i, place in enumerate(several)}
     return found

@@ -20,6 +20,7 @@ from equipoise.core.streams import generator
 from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split
 from equipoise.nets.rounding import batches_rounded_up
+from equipoise.tasks import Task
 
 #: float32 bytes of augmented images that are made at a time, by device type
 CHUNK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 28}
@@ -35,41 +36,49 @@ class Readable(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Images, uint8 (b, C, H, W), and labels (b,) at `positions` (b,), which lie on the host."""
+        """Images, uint8 (b, C, H, W), and their targets at `positions` (b,), which lie on the host."""
 
 
 class Part:
-    """One part of a site's images as the loop reads them: uint8 batches and labels on the device.
+    """One part of a site's images as the loop reads them: uint8 batches and targets on the device.
 
     A GPU holds the part where it fits; else its images are paged in through pinned memory. A CPU reads the map.
     """
 
-    def __init__(self, split: Split, device: torch.device):
+    def __init__(self, split: Split, device: torch.device, task: Task):
         self.split = split
         self.device = device
+        self.task = task
         self.host_labels = torch.from_numpy(split.labels)
-        self.labels = self.host_labels.to(device)
         everything = torch.arange(len(split))
-        self._resident = split.images(everything).to(device) if _fits(split, device) else None
+        fits = _fits(split, device, task)
+        self._resident = split.images(everything).to(device) if fits else None
+        #: labels are few enough to lie on any device
+        self._targets = task.targets(split, everything).to(device) if fits or not task.dense else None
 
     def __len__(self) -> int:
         return len(self.split)
 
     def read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Images, uint8 (b, C, H, W), and labels (b,) at `positions` (b,), which lie on the host."""
+        """Images, uint8 (b, C, H, W), and their targets at `positions` (b,), which lie on the host."""
         there = _to_device(positions, self.device)
-        if self._resident is not None:
-            return self._resident[there], self.labels[there]
-        return _to_device(self.split.images(positions), self.device), self.labels[there]
+        if self._resident is None:
+            images = _to_device(self.split.images(positions), self.device)
+        else:
+            images = self._resident[there]
+        if self._targets is None:
+            return images, _to_device(self.task.targets(self.split, positions), self.device)
+        return images, self._targets[there]
 
 
-def _fits(split: Split, device: torch.device) -> bool:
-    """Whether the images of a split may stay on a GPU beside what they are used for."""
+def _fits(split: Split, device: torch.device, task: Task) -> bool:
+    """Whether the images of a split, and their targets, may stay on a GPU beside what they are used for."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)
-    one = split.images(torch.arange(1))
-    return len(split) * one.numel() < RESIDENT_SHARE * free
+    first = torch.arange(1)
+    one = split.images(first).numel() + (task.targets(split, first).numel() if task.dense else 0)
+    return len(split) * one < RESIDENT_SHARE * free
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -80,10 +89,11 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
 class SiteData:
     """A site's parts, opened when first used."""
 
-    def __init__(self, site: Site, num_classes: int, device: torch.device):
+    def __init__(self, site: Site, task: Task, device: torch.device):
         self.site = site
         self.device = device
-        self.class_counts = torch.from_numpy(site.class_counts(num_classes)).float()
+        self.task = task
+        self.class_counts = torch.from_numpy(site.class_counts(task.num_classes)).float()
         self._parts: dict[str, Part] = {}
 
     def has(self, part: str) -> bool:
@@ -92,7 +102,7 @@ class SiteData:
 
     def __getitem__(self, part: str) -> Part:
         if part not in self._parts:
-            self._parts[part] = Part(self.site.splits[part], self.device)
+            self._parts[part] = Part(self.site.splits[part], self.device, self.task)
         return self._parts[part]
 
 
@@ -204,10 +214,11 @@ def _make_chunk(
     client: Client, part: Part, augmentation: Augmentation, batches: Sequence[Tensor], randomness: torch.Generator
 ) -> Iterator[Batch]:
     """Read, augment and prepare a run of batches at once, then cut it up."""
-    pixels, labels = part.read(torch.cat(list(batches)))
-    fields: dict[str, Tensor | PerBatch] = {"label": labels}
-    for index, name in enumerate(("image", "second")[: client.workplace.image_views]):
-        fields[name] = _layout(client, augmentation.view(index)(pixels, randomness))
+    pixels, targets = part.read(torch.cat(list(batches)))
+    images, labels = client.setting.task.augmented(augmentation.view(0), pixels, targets, randomness)
+    fields: dict[str, Tensor | PerBatch] = {"label": labels, "image": _layout(client, images)}
+    if client.workplace.image_views > 1:
+        fields["second"] = _layout(client, augmentation.view(1)(pixels, randomness))
     chunk = Batch(**fields, batches=len(batches))
     with torch.no_grad():
         fields.update(client.prepare(chunk))
@@ -237,10 +248,10 @@ def scan(client: Client, part: Readable, augmentation: Augmentation, work: Scan,
     else:
         randomness = client.random("scan", *which)
     for rows in torch.arange(len(part)).split(client.setting.config.evaluation.batch_size):
-        pixels, labels = part.read(rows)
-        images = _layout(client, transform(pixels, randomness))
+        pixels, targets = part.read(rows)
+        images, labels = client.setting.task.augmented(transform, pixels, targets, randomness)
         with batches_rounded_up():
-            found = work.function(Batch(image=images, label=labels))
+            found = work.function(Batch(image=_layout(client, images), label=labels))
         for name, value in found.items():
             kept = results.setdefault(name, [])
             if work.reduce == "sum" and kept:
@@ -264,15 +275,10 @@ def evaluate(
     return {name: {"confusion": value} for name, value in sums.items()}
 
 
-def logits_of(client: Client, part: Readable, augmentation: Augmentation, view: str) -> Tensor:
-    """(n, C) logits of one of the client's models on a part, in the order of the data."""
-    return torch.nan_to_num(raw_logits(client, part, augmentation, view))  # a diverged model is measured like any other
+def observed(client: Client, part: Readable, augmentation: Augmentation, view: str) -> Tensors:
+    """What the task keeps of one of the client's models on a part, in the order of the data."""
 
+    def observe(batch: Batch) -> Tensors:
+        return client.setting.task.observe(client.predict(view, batch), batch.label)
 
-def raw_logits(client: Client, part: Readable, augmentation: Augmentation, view: str) -> Tensor:
-    """As `logits_of`, with NaN and infinity where the model gives them."""
-
-    def predict(batch: Batch) -> Tensors:
-        return {"logits": client.predict(view, batch)}
-
-    return scan(client, part, augmentation, Scan("", predict, reduce="concatenate"))["logits"].float()
+    return scan(client, part, augmentation, Scan("", observe, reduce="concatenate"))

@@ -14,45 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.contract.protocol import Tensors
-
-#: sums of numbers between 0 and 1 may be off by so much, by rounding
-SLACK = 1e-3
-
-
-def counts_problem(counts: Tensors, described: Sequence[int]) -> str | None:
-    """What cannot be true of the counts of a model on images, of which `described` says the number in each class."""
-    rows = counts["confusion"].sum(1).tolist()
-    for label, (found, told) in enumerate(zip(rows, described)):
-        if found != told:
-            return f"its confusion matrix has {found} images of class {label + 1}, but it described {told}"
-    return _calibration_problem(counts, sum(described)) or _curve_problem(counts["auc"], described)
-
-
-def _calibration_problem(counts: Tensors, images: int) -> str | None:
-    """Bins of confidence hold each image once, and agree with the diagonal of the confusion matrix."""
-    bins = counts["calibration"]
-    if not bool(bins.isfinite().all()):  # a model that diverged
-        return None
-    number, confidence, correct = bins
-    right = int(counts["confusion"].diagonal().sum())
-    whole = bool((bins >= 0).all()) and bool((number == number.round()).all())
-    if not whole or int(number.sum()) != images or int(correct.sum()) != right:
-        return f"its calibration bins do not hold {images} images, {right} of them predicted rightly"
-    if bool((correct > number).any()) or bool((confidence > number + SLACK).any()):
-        return "its calibration bins hold more than their images"
-    loss = float(counts["loss"])
-    return f"its loss is {loss:.3g}" if loss < 0 else None
-
-
-def _curve_problem(areas: Tensor, described: Sequence[int]) -> str | None:
-    """An area under a curve lies between 0 and 1, and is defined where a class has images and so have others."""
-    images = sum(described)
-    for area, own in zip(areas.tolist(), described):
-        if area != -1 and not (0 <= area <= 1 + SLACK and 0 < own < images):
-            return f"the area under the curve of a class of {own} among {images} images is {area:.3g}"
-    return None
-
 
 def absurd(values: Mapping[str, float], limits: Mapping[str, float], least: float = 0.0) -> dict[str, str]:
     """The sites whose value is more than a multiple of the median of the others', and by how much, in words.

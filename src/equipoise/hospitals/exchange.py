@@ -29,7 +29,7 @@ from equipoise.hospitals.parcels import (
     prepare,
     seal,
 )
-from equipoise.hospitals.replies import count_template, read_noted, words_of
+from equipoise.hospitals.replies import read_noted, words_of
 
 #: the action that lets a site write out the selected models
 PUBLISH = "publish"
@@ -116,7 +116,7 @@ class Hospitals:
         self.options, self.post, self.roster, self.states, self.journal = options, post, roster, states, journal
         self._held: dict[str, frozenset[str]] = {}
         self._untold: dict[str, dict[str, int]] = {}
-        self._template = count_template(setting.task)
+        self._task = setting.task
         self._config = setting.config.to_toml()
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
@@ -219,7 +219,7 @@ class Hospitals:
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
             described = self.roster.counts.get(request.data or request.site)
-            noted = read_noted(header, message.measured, self._template, described)
+            noted = read_noted(header, message.measured, self._task, described)
         except (UnreadableParcel, MissingTensors) as problem:
             self._count(host, reply.size, down)
             return SiteFailure(f"its reply cannot be read: {problem}")

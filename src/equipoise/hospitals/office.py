@@ -193,7 +193,7 @@ class Office:
     def _data(self, work: Workplace, place: str) -> SiteData:
         if place not in self.places:
             raise Refused(f"this is '{self.site}'; it has no images of '{place}'")
-        return SiteData(self.places[place], work.setting.num_classes, work.setting.device)
+        return SiteData(self.places[place], work.setting.task, work.setting.device)
 
     def _publish(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
         """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from equipoise.contract.protocol import Tensors
-from equipoise.hospitals.bounds import counts_problem
 from equipoise.hospitals.parcels import KINDS, UnreadableParcel, read_counts
-from equipoise.tasks.classification import Task
+from equipoise.tasks import Task
 
 #: what a site may tell about its work, besides counts
 FACTS = ("loss", "examples", "steps", "seconds")
@@ -23,22 +22,17 @@ def words_of(error: Any) -> str:
     return str(error)[:LONGEST_WORDS]
 
 
-def count_template(task: Task) -> Tensors:
-    """Counts of the kinds and shapes that sites measure."""
-    return task.measure(torch.zeros(1, task.num_classes), torch.zeros(1, dtype=torch.int64))
-
-
 def read_noted(
     header: Mapping[str, Any],
     measured: Collection[str],
-    template: Tensors,
+    task: Task,
     described: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """The part of a reply's header that is kept: whether the site wrote a state, its counts, facts of its work.
 
     Args:
         measured: what the site was asked to measure, as `view.part`
-        template: counts as they should look
+        task: knows how counts should look
         described: the images of each class that the site said it has, by part; counts have to agree
 
     Raises:
@@ -50,9 +44,9 @@ def read_noted(
         if stranger is not None:
             raise UnreadableParcel(f"it measured '{stranger[:LONGEST_WORDS]}', which nobody asked for")
         for place, counts in measures.items():
-            _check_counts(place, counts, template)
+            _check_counts(place, counts, task.template)
         if described is not None:
-            _check_described(measures, measured, described)
+            _check_described(measures, measured, described, task)
         for name, value in facts.items():
             if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
                 raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no fact that a site tells")
@@ -62,7 +56,7 @@ def read_noted(
 
 
 def _check_described(
-    measures: Mapping[str, Any], measured: Collection[str], described: Mapping[str, Sequence[int]]
+    measures: Mapping[str, Any], measured: Collection[str], described: Mapping[str, Sequence[int]], task: Task
 ) -> None:
     """Compare counts with what a site said of its images, all of which it measures when it is asked to."""
     for place in sorted(measured):
@@ -70,8 +64,8 @@ def _check_described(
         if images and place not in measures:
             raise UnreadableParcel(f"it did not measure '{place}', though it described {images} images")
     for place, counts in read_counts(measures).items():
-        own = described.get(place.partition(".")[2]) or [0] * len(counts["auc"])
-        if problem := counts_problem(counts, own):
+        own = described.get(place.partition(".")[2]) or [0] * task.num_classes
+        if problem := task.problem(counts, own):
             raise UnreadableParcel(f"the counts of '{place}' cannot be right: {problem}")
 
 

@@ -1,1 +1,26 @@
-"""A task says what targets are, how predictions are counted, and which numbers come of the counts."""
+"""A task says what targets are, how predictions are counted, and which numbers come of the counts.
+
+Each task is one file, which holds its class as `TASK`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from equipoise.tasks.base import Counts, Task
+
+__all__ = ["Counts", "Task", "get_task", "task_names"]
+
+
+def task_names() -> list[str]:
+    """All tasks."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+
+
+@cache
+def get_task(name: str) -> type[Task]:
+    """A task by the name that `Federation.task` has."""
+    task: type[Task] = importlib.import_module(f"{__name__}.{name}").TASK
+    return task

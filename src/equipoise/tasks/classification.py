@@ -1,13 +1,10 @@
-"""A task decides what targets are, how predictions are counted, and which numbers come of the counts.
-
-Counts are tensors that add up over sites, so that a site sends no scores of single patients. Classification is the
-only task there is; ARCHITECTURE.md says what another, such as segmentation, would need besides a `Task`.
-"""
+"""Classification: one label for each image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,56 +12,43 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import metrics
+from equipoise.data.federation import Split
+from equipoise.metrics import METRICS, Metric
+from equipoise.tasks.base import Counts, Task, number
 
 CALIBRATION_BINS = 15
-
-#: what was counted of some images, by name
-Counts = dict[str, Tensor]
-
-
-class Task:
-    """What the engine needs to know of a task."""
-
-    classes: tuple[str, ...]
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
-
-    def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(C, C) counts, rows true, columns predicted; stays on the device."""
-        raise NotImplementedError
-
-    def measure(self, logits: Tensor, targets: Tensor) -> Counts:
-        """Everything that `summary` needs, as tensors on the host."""
-        raise NotImplementedError
-
-    def merge(self, counts: Sequence[Counts]) -> Counts:
-        """The counts of several sites taken together."""
-        raise NotImplementedError
-
-    def summary(self, counts: Counts) -> dict[str, Any]:
-        """Metrics of counts: fractions, and None where one is undefined."""
-        raise NotImplementedError
+#: sums of numbers between 0 and 1 may be off by so much, by rounding
+SLACK = 1e-3
 
 
 class Classification(Task):
-    """One label per image.
+    """One label per image."""
 
-    Args:
-        also: a metric to measure besides those that every run does
-    """
+    name: ClassVar[str] = "classification"
+    metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    discloses: ClassVar[str] = "confusion matrix, calibration bins, loss and per-class AUC of local images"
+    nets: ClassVar[tuple[str, str]] = "small-cnn", "resnet18"
 
-    def __init__(self, classes: Sequence[str], also: str = ""):
-        self.classes = tuple(classes)
-        self.also = also
+    def targets(self, split: Split, positions: Tensor) -> Tensor:
+        return torch.from_numpy(split.labels)[positions]
 
-    def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:
-        size = self.num_classes
-        cells = targets * size + logits.argmax(1)
-        # As `bincount`, which would wait for the device to know how long its result is.
-        return cells.new_zeros(size * size).scatter_add_(0, cells, torch.ones_like(cells)).reshape(size, size)
+    def augmented(
+        self, transform: Callable[..., Any], images: Tensor, targets: Tensor, randomness: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        return transform(images, randomness), targets
+
+    def agreement(self, confusion: Tensor) -> float:
+        """Macro F1 over the classes present."""
+        return metrics.Tally({"confusion": confusion.cpu().numpy()}).mean_f1
+
+    def observe(self, logits: Tensor, targets: Tensor) -> Counts:
+        return {"logits": logits.float(), "target": targets}
+
+    def count(self, seen: Mapping[str, Tensor], split: Split, single: bool = False) -> Counts:
+        """The counts of `measure`; with each image's `scores` where asked for."""
+        logits = torch.nan_to_num(seen["logits"])  # a diverged model is measured like any other
+        counts = self.measure(logits, seen["target"])
+        return counts | ({"scores": logits.softmax(1).cpu(), "labels": seen["target"].cpu()} if single else {})
 
     def measure(self, logits: Tensor, targets: Tensor) -> Counts:
         """Confusion, calibration bins, loss, and the AUC of each class at this site (-1: undefined)."""
@@ -79,23 +63,67 @@ class Classification(Task):
             "loss": loss.double().cpu().reshape(1),
         }
 
+    @cached_property
+    def template(self) -> Counts:
+        return self.measure(torch.zeros(1, self.num_classes), torch.zeros(1, dtype=torch.int64))
+
+    def problem(self, counts: Counts, described: Sequence[int]) -> str | None:
+        return counts_problem(counts, described)
+
     def merge(self, counts: Sequence[Counts]) -> Counts:
         """Sums; AUC does not add up, so a pool has one only where the counts hold raw `scores`."""
-        return {key: torch.stack([c[key] for c in counts]).sum(0) for key in ("confusion", "calibration", "loss")} | {
-            "auc": torch.full((self.num_classes,), -1.0, dtype=torch.float64)
-        }
+        areas = torch.full((self.num_classes,), -1.0, dtype=torch.float64)
+        if all("scores" in own for own in counts):
+            labels = np.concatenate([own["labels"].numpy() for own in counts])
+            probabilities = np.concatenate([own["scores"].numpy() for own in counts])
+            areas = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
+        sums = {key: torch.stack([own[key] for own in counts]).sum(0) for key in ("confusion", "calibration", "loss")}
+        return sums | {"auc": areas}
 
     def summary(self, counts: Counts) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()
         numbers = metrics.measure({name: value.numpy() for name, value in counts.items()}, self.also)
         recall = numbers.pop("recall")
         return {
-            "metrics": {name: _number(value) for name, value in numbers.items()},
-            "recall": [_number(value) for value in recall],
+            "metrics": {name: number(value) for name, value in numbers.items()},
+            "recall": [number(value) for value in recall],
             "confusion": confusion.tolist(),
             "n": int(confusion.sum()),
         }
 
 
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def counts_problem(counts: Counts, described: Sequence[int]) -> str | None:
+    """What cannot be true of the counts of a model on images, of which `described` says the number in each class."""
+    rows = counts["confusion"].sum(1).tolist()
+    for label, (found, told) in enumerate(zip(rows, described)):
+        if found != told:
+            return f"its confusion matrix has {found} images of class {label + 1}, but it described {told}"
+    return _calibration_problem(counts, sum(described)) or _curve_problem(counts["auc"], described)
+
+
+def _calibration_problem(counts: Counts, images: int) -> str | None:
+    """Bins of confidence hold each image once, and agree with the diagonal of the confusion matrix."""
+    bins = counts["calibration"]
+    if not bool(bins.isfinite().all()):  # a model that diverged
+        return None
+    number, confidence, correct = bins
+    right = int(counts["confusion"].diagonal().sum())
+    whole = bool((bins >= 0).all()) and bool((number == number.round()).all())
+    if not whole or int(number.sum()) != images or int(correct.sum()) != right:
+        return f"its calibration bins do not hold {images} images, {right} of them predicted rightly"
+    if bool((correct > number).any()) or bool((confidence > number + SLACK).any()):
+        return "its calibration bins hold more than their images"
+    loss = float(counts["loss"])
+    return f"its loss is {loss:.3g}" if loss < 0 else None
+
+
+def _curve_problem(areas: Tensor, described: Sequence[int]) -> str | None:
+    """An area under a curve lies between 0 and 1, and is defined where a class has images and so have others."""
+    images = sum(described)
+    for area, own in zip(areas.tolist(), described):
+        if area != -1 and not (0 <= area <= 1 + SLACK and 0 < own < images):
+            return f"the area under the curve of a class of {own} among {images} images is {area:.3g}"
+    return None
+
+
+TASK = Classification
