@@ -54,7 +54,7 @@ def test_difficulty_may_be_measured_on_a_training_view():
     pixels, _ = part.read(torch.arange(len(part)))
 
     def summed_loss(images):
-        return F.cross_entropy(client.net(images), part.labels, reduction="sum")
+        return F.cross_entropy(client.net(images), part.host_labels, reduction="sum")
 
     torch.testing.assert_close(surveyed, summed_loss(augmentation.view(0)(pixels, client.random("scan"))))
     assert not torch.equal(surveyed, summed_loss(augmentation.plain(pixels)))

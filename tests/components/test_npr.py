@@ -65,7 +65,7 @@ class Workplace:
         plain = build_augmentation(self.config.augment, self.setting.image_size, self.setting.channels).plain
         images, _ = self.data[part].read(torch.arange(len(self.data[part])))
         with torch.no_grad():
-            return F.normalize(net.features(plain(images)), dim=1), self.data[part].labels
+            return F.normalize(net.features(plain(images)), dim=1), self.data[part].host_labels
 
 
 def class_means(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> dict[int, torch.Tensor]:

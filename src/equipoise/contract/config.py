@@ -36,7 +36,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 if TYPE_CHECKING:
     ChoosingMetric = str
 else:
-    ChoosingMetric = Literal[tuple(metric.name for metric in (*METRICS, *MASK_METRICS) if metric.chooses)]
+    ChoosingMetric = Literal[tuple(metric.name for metric in (*MASK_METRICS, *METRICS) if metric.chooses)]
 
 
 class OptimiserConfig(Table):

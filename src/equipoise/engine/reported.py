@@ -1,7 +1,8 @@
 """What a run reports: which round of a view at a site, and scores put together.
 
 Rounds are measured on the same images, so that only their mean makes sense; sites hold images of their own, and counts
-of these add up. Scores are as `Task.summary` gives them: `metrics`, `recall`, `confusion` and `n`.
+of these add up. Scores are as `Task.summary` gives them: `metrics`, `recall`, `confusion` and `n`, and `by_class` where
+a task has further numbers of each class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,10 +68,16 @@ def _total(summaries: Sequence[Summary]) -> np.ndarray | None:
 
 def _means(summaries: Sequence[Summary]) -> Summary:
     names = summaries[0]["metrics"]
-    return {
+    found: Summary = {
         "metrics": {name: _mean([s["metrics"].get(name) for s in summaries]) for name in names},
         "recall": [_mean(column) for column in zip(*(s["recall"] for s in summaries))],
     }
+    if "by_class" in summaries[0]:
+        kinds = summaries[0]["by_class"]
+        found["by_class"] = {
+            kind: [_mean(column) for column in zip(*(s["by_class"][kind] for s in summaries))] for kind in kinds
+        }
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
