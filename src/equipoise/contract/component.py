@@ -6,7 +6,7 @@ method, and what it takes away. `equipoise.contract.composition` puts components
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -73,6 +73,10 @@ class Options(Table):
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         """Options, or dotted keys of the config, that do nothing under this setting, and why."""
         return {}
+
+    def cautions(self, setting: Any, sites: Sequence[dict[str, Any]]) -> Iterator[str]:
+        """Warnings about this data; `sites` have a name and the images of each class by part."""
+        yield from ()
 
 
 class Component(Options):

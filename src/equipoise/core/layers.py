@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 #: modules at the root that hold pure mathematics, together with the package of losses
-MATHS = ("losses", "aggregation", "prototypes", "metrics", "mask_metrics", "statistics", "sums")
+MATHS = ("losses", "aggregation", "closed_form", "prototypes", "metrics", "mask_metrics", "statistics", "sums")
 
 #: from bottom to top
 LAYERS = (

@@ -161,6 +161,7 @@ class Run:
             *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
             *alone(self.setting, self.method, self.sites),
             *cautions(self.setting, self.method, self.data_told["sites"]),
+            *self.setting.options.cautions(self.setting, self.data_told["sites"]),
         ]
         self._tell(
             "start",
