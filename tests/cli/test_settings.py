@@ -70,7 +70,7 @@ def test_a_table_is_shown_with_the_tables_in_it_and_no_others():
     assert [section.name for section in sections("train")] == ["train", "train.optimiser", "train.schedule"]
     assert [section.name for section in sections("data.phantom")] == ["data.phantom"]
     output = CliRunner().invoke(app, ["settings", "prr"]).output
-    assert "prr.det " in output and "train.rounds" not in output
+    assert "prr.det " in output and "train.participation" not in output
 
 
 @pytest.mark.parametrize("name", ["optimiser", "trai", "fedavg", "methods"])

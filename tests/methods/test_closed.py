@@ -277,5 +277,7 @@ def test_a_run_names_what_limits_it(tmp_path):
     few = warnings_of(tmp_path / "few", "closed.per_dimension=0", "closed.dimensions=32")
     assert "would send sums of up to 32 components over fewer than 256 images" in few
     assert "would send" not in warnings_of(tmp_path / "secure", SECURE, "closed.per_dimension=0")
-    random = warnings_of(tmp_path / "random", "net.name=efficientnet-b0", "data.phantom.images=40")
+    random = warnings_of(
+        tmp_path / "random", "net.name=efficientnet-b0", "data.phantom.images=40", "data.phantom.size=32"
+    )
     assert "whose weights are random; set net.weights" in random
