@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from equipoise.core.errors import UserError
-from equipoise.data import DataConfig, load_federation, nifti
+from equipoise.data import DataConfig, load_federation, volumes
 from equipoise.data.dicom import windowed
 from equipoise.data.raw import Frame, decode
 from equipoise.data.sources import folder
@@ -254,8 +254,11 @@ def test_slices_are_the_volumes_with_the_front_on_top_however_it_lies(tmp_path):
     nibabel.save(turned, tmp_path / "turned.nii.gz")
     for file in ("plain.nii", "turned.nii.gz"):
         content = (tmp_path / file).read_bytes()
-        assert nifti.is_nifti(content) and nifti.slices(content, "axial") == nifti.slices(tmp_path / file, "axial") == 5
-        shown = nifti.shown(content, "axial", 3, (100, 100))
+        assert (
+            volumes.is_volume_content(content)
+            and volumes.slices(content, "axial") == volumes.slices(tmp_path / file, "axial") == 5
+        )
+        shown = volumes.shown(content, "axial", 3, (100, 100))
         expected = np.round(np.clip((voxels[:, :, 3] - 50) / 100, 0, 1) * 255)
         assert np.array_equal(shown, expected.T[::-1]), "rows from front to back, columns from left to right"
 
@@ -266,8 +269,8 @@ def test_a_volume_spans_nearly_all_of_its_levels_in_every_slice(tmp_path):
     voxels[0, 0, 0] = 32000  # one voxel of metal
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "ct.nii")
     content = (tmp_path / "ct.nii").read_bytes()
-    assert nifti.shown(content, "axial", 4).max() == 0 and nifti.shown(content, "axial", 5).min() == 255
-    assert nifti.shown(content, "axial", 5, (3000, 6000)).max() == 128
+    assert volumes.shown(content, "axial", 4).max() == 0 and volumes.shown(content, "axial", 5).min() == 255
+    assert volumes.shown(content, "axial", 5, (3000, 6000)).max() == 128
 
 
 def test_masks_beside_volumes_are_no_images(tmp_path):

@@ -99,7 +99,7 @@ def test_preparing_again_does_nothing_until_an_image_changes(raw, monkeypatch):
     config = config_for(raw)
     prepare.prepare(config, progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "decode_with_depth", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(prepare, "decode_fully", lambda *_: pytest.fail("decoded again"))
         prepare.prepare(config, progress=False)
     Image.new("RGB", (10, 8), (1, 2, 3)).save(raw / "first" / "000.png")
     store = prepare.prepare(config, progress=False)
@@ -113,24 +113,24 @@ def test_a_killed_preparation_goes_on_where_it_was(raw):
         "from pathlib import Path\n"
         "from equipoise.data import DataConfig, prepare\n"
         "config = DataConfig.model_validate_json(sys.argv[1])\n"
-        "decode, done = prepare.decode_with_depth, prepare.store_folder(config).with_name(\n"
+        "decode, done = prepare.decode_fully, prepare.store_folder(config).with_name(\n"
         "    prepare.store_folder(config).name + '.partial') / 'done.txt'\n"
         "def deadly(*arguments):\n"
         "    if done.read_text().count('\\n') >= 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return decode(*arguments)\n"
-        "prepare.decode_with_depth = deadly\n"
+        "prepare.decode_fully = deadly\n"
         "prepare.prepare(config, workers=1, progress=False)\n"
     )
     killed = subprocess.run([sys.executable, "-c", program, config.model_dump_json()], env=os.environ, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not prepare.store_folder(config).exists()
     decoded = []
-    original = prepare.decode_with_depth
+    original = prepare.decode_fully
     try:
-        prepare.decode_with_depth = lambda *arguments: decoded.append(1) or original(*arguments)
+        prepare.decode_fully = lambda *arguments: decoded.append(1) or original(*arguments)
         store = prepare.prepare(config, workers=1, progress=False)
     finally:
-        prepare.decode_with_depth = original
+        prepare.decode_fully = original
     assert 0 < len(decoded) <= 300 - prepare.BATCH
     fresh = prepare.prepare(config.model_copy(update={"store": raw.parent / "fresh"}), progress=False)
     assert (store.packed == fresh.packed).all()
@@ -261,7 +261,7 @@ def test_grey_images_that_seem_of_different_depth_are_reported_even_after_a_kill
         with pytest.raises(pytest.fail.Exception, match="killed"):
             prepare.prepare(config_for(raw), workers=1, progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "decode_with_depth", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(prepare, "decode_fully", lambda *_: pytest.fail("decoded again"))
         (told,) = load_federation(config_for(raw), 0).warnings
     assert "different depths (12, 16 bits)" in told
 

@@ -22,10 +22,11 @@ from equipoise.core.validation import validated
 from equipoise.data import load_federation
 from equipoise.data.config import DataConfig
 from equipoise.data.federation import PARTS, Federation
-from equipoise.data.pixels import Images, Layout, own_size, squares, whole
+from equipoise.data.masks import USUAL_CLASSES, as_classes, square_mask
+from equipoise.data.pixels import Images, Layout, own_size, picture, squares, whole
 from equipoise.data.sources import refuse_similar
 from equipoise.data.sources.manifest import PARTS as WORDS
-from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
+from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index
 
 Column = Sequence[Any] | np.ndarray | torch.Tensor
 
@@ -55,17 +56,20 @@ def data_config(source: str, settings: Mapping[str, Any]) -> DataConfig:
 
 def from_arrays(
     images: Images,
-    labels: Column,
+    labels: Column | None = None,
     sites: Column | int | None = None,
     split: Column | None = None,
     group: Column | None = None,
     classes: Sequence[str] | None = None,
     *,
+    masks: Images | None = None,
     names: Sequence[str] | None = None,
     layout: Layout | None = None,
     **settings: Any,
 ) -> Federation:
     """See `Federation.from_arrays`."""
+    if (labels is None) == (masks is None):
+        raise UserError("give labels, one class for each image, or masks, one class for each pixel, and not both")
     if isinstance(sites, int):
         settings = {"partition": DRAWN, "sites": sites} | settings
     config = data_config("arrays:", settings)
@@ -73,7 +77,10 @@ def from_arrays(
     count = len(images)
     if not count:
         raise UserError("images are empty, so there is nothing to train on; give one image or more")
-    named, targets = _classes(labels, classes, count)
+    if labels is not None:
+        named, targets = _classes(labels, classes, count)
+    else:
+        named, targets = tuple(classes or USUAL_CLASSES), np.zeros(count, dtype=np.int64)
     identifiers = _names(names, count)
     index = StoreIndex(
         source="arrays",
@@ -88,13 +95,33 @@ def from_arrays(
         facts={"description": "images given from Python"},
     )
     for what, values in (("sites", index.sites), ("classes", named)):
-        if what == "sites" or classes is None:
+        if what == "sites" or (classes is None and masks is None):
             refuse_similar(Path("the data"), what, {value: f"image {n}" for n, value in reversed([*enumerate(values)])})
     size = config.size or own_size(images, layout)
     if size < 8:
         raise UserError(f"images have {size} pixels per side, fewer than nets take; enlarge them with size=32, say")
-    digest = _pack(squares(images, size, config, layout), index, size, config.store_root())
+    packed = None if masks is None else _squares_of_masks(masks, images, size, config, named, layout)
+    digest = _pack(squares(images, size, config, layout), packed, index, size, config.store_root())
     return load_federation(config.model_copy(update={"name": f"arrays:{digest}"}), SHOWN_SEED)
+
+
+def _squares_of_masks(
+    masks: Images, images: Images, size: int, config: DataConfig, classes: Sequence[str], layout: Layout | None
+) -> np.ndarray:
+    """Masks as class indices, uint8 (n, size, size), made square as the images are."""
+    if len(masks) != len(images):
+        raise UserError(f"there are {len(images)} images but {len(masks)} masks; give one mask per image")
+    packed = np.zeros((len(masks), size, size), dtype=np.uint8)
+    for number, mask in enumerate(masks):
+        values = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask)
+        try:
+            if values.ndim != 2:
+                raise ValueError(f"the mask has the shape {values.shape}; give (height, width)")
+            whole_size = picture(images[number], layout).size
+            packed[number] = square_mask(as_classes(values, classes), size, config.crop, whole_size)
+        except ValueError as error:
+            raise UserError(f"image {number}: {error}") from None
+    return packed
 
 
 def from_frame(
@@ -106,10 +133,13 @@ def from_frame(
     split: str | None = None,
     root: Path | str | None = None,
     classes: Sequence[str] | None = None,
+    *,
+    mask: str | None = None,
     **settings: Any,
 ) -> Federation:
     """See `Federation.from_frame`."""
-    columns = {"path": path, "label": label, "site": site, "group": group, "split": split}
+    targets = {"label": label} if mask is None else {"mask": mask}
+    columns = {"path": path, **targets, "site": site, "group": group, "split": split}
     given = {name: column for name, column in columns.items() if column is not None}
     absent = [f"{name}={column!r}" for name, column in given.items() if column not in table.columns]
     if absent:
@@ -124,7 +154,8 @@ def from_frame(
     if not len(table):
         raise UserError("the table has no row, so there is nothing to train on; give one row or more")
     frame = table[[*given.values()]].astype(str).set_axis([*given], axis=1)
-    frame["path"] = [os.path.abspath(os.path.join(root or "", file)) for file in frame["path"]]
+    for name in {"path", "mask"} & {*frame.columns}:
+        frame[name] = [os.path.abspath(os.path.join(root or "", file)) for file in frame[name]]
     text = frame.to_csv(index=False)
     raw = dict(settings) | ({} if classes is None else {"classes": tuple(classes)})
     folder = data_config("manifest:", raw).store_root() / "frames"
@@ -258,11 +289,12 @@ def _classes(labels: Column, classes: Sequence[str] | None, count: int) -> tuple
     return named, np.array([place[value] for value in found], dtype=np.int64)
 
 
-def _pack(batches: Iterator[np.ndarray], index: StoreIndex, size: int, root: Path) -> str:
+def _pack(batches: Iterator[np.ndarray], masks: np.ndarray | None, index: StoreIndex, size: int, root: Path) -> str:
     """Write the images and what each is into a store under `root`; returns the digest that names it."""
     from dataclasses import asdict, replace
 
     facts = asdict(index)
+    del facts["pixels"]  # they follow from the masks, and are unknown to names of earlier versions
     about = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in facts.items()}
     hashed = hashlib.sha256(repr(sorted(about.items())).encode())
     with claimed(root / "arrays"):
@@ -275,6 +307,10 @@ def _pack(batches: Iterator[np.ndarray], index: StoreIndex, size: int, root: Pat
                 for batch in batches:
                     hashed.update(batch.tobytes())
                     packed.write(batch.tobytes())
+            if masks is not None:
+                hashed.update(masks.tobytes())
+                np.save(draft / MASKS, masks)
+                index = with_masks(index, masks, index.classes)
             digest = hashed.hexdigest()
             folder = root / f"arrays-{digest[:16]}"
             if not Store(folder).exists():

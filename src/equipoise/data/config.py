@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from equipoise.core.table import LATER, Table
 from equipoise.data.layouts import Layout
-from equipoise.data.nifti import Plane
+from equipoise.data.volumes import Plane
 
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
@@ -51,6 +51,7 @@ class ColumnNames(Table):
     site: str = Field(default="site", description="hospitals")
     split: str = Field(default="split", description="parts: train, valid, test")
     group: str = Field(default="group", description="lesions or patients, whose images belong in one part")
+    mask: str = Field(default="mask", description="masks of images, for segmentation", json_schema_extra=LATER)
 
 
 class DataConfig(Table):
@@ -76,6 +77,12 @@ class DataConfig(Table):
         default=None, description="levels of folder:DIR; default read off the names", json_schema_extra=LATER
     )
     columns: ColumnNames = Field(default=ColumnNames(), json_schema_extra=LATER)
+    masks: bool | None = Field(
+        default=None,
+        description="read masks instead of classes; default: where folders are called images and masks, or a manifest "
+        "has a column of masks",
+        json_schema_extra=LATER,
+    )
     plane: Plane = Field(default="axial", description="how NIfTI volumes are cut into slices", json_schema_extra=LATER)
     header: tuple[str, ...] = Field(
         default=(),

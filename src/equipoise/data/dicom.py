@@ -65,6 +65,11 @@ def windowed(content: bytes, window: Window | None = None, frame: int | None = N
     return np.round(shown * 255).astype(np.uint8)
 
 
+def stored_values(content: bytes, frame: int | None = None) -> np.ndarray:
+    """The pixels of one grey image as they are stored (H, W): for masks."""
+    return _package("pydicom.pixels").pixel_array(_read(io.BytesIO(content)), index=frame or 0)
+
+
 def header(source: Path | bytes, keyword: str) -> str:
     """One entry of a header as text, "" where there is none; no pixels are read.
 

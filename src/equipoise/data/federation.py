@@ -124,12 +124,13 @@ class Federation:
     def from_arrays(
         cls,
         images: Images,
-        labels: Column,
+        labels: Column | None = None,
         sites: Column | int | None = None,
         split: Column | None = None,
         group: Column | None = None,
         classes: Sequence[str] | None = None,
         *,
+        masks: Images | None = None,
         names: Sequence[str] | None = None,
         layout: Layout | None = None,
         **settings: Any,
@@ -153,6 +154,8 @@ class Federation:
             split: (n,) train, valid or test; without it, 70 / 10 / 20 % of each site's images, drawn by group
             group: (n,) the patient or lesion of each image: a group is never drawn into two splits
             classes: the names of the classes, in order; by default the labels themselves, sorted
+            masks: (n, H, W) the structure at each pixel, instead of labels: whole numbers that count `classes` from 0,
+                the background; of two classes also 0 and 255. `classes` are background and foreground by default
             names: (n,) what the images are called; by default their positions
             layout: "channels_first" or "channels_last", where the rule finds the wrong one
             **settings: any setting of the table `data`, such as `size=64`, `imbalance=10` or `partition_seed=1`
@@ -162,7 +165,9 @@ class Federation:
         """
         from equipoise.data.arrays import from_arrays
 
-        return from_arrays(images, labels, sites, split, group, classes, names=names, layout=layout, **settings)
+        return from_arrays(
+            images, labels, sites, split, group, classes, masks=masks, names=names, layout=layout, **settings
+        )
 
     @classmethod
     def from_frame(
@@ -175,6 +180,8 @@ class Federation:
         split: str | None = None,
         root: Path | str | None = None,
         classes: Sequence[str] | None = None,
+        *,
+        mask: str | None = None,
         **settings: Any,
     ) -> Federation:
         """A federation of the image files that a pandas table lists.
@@ -186,11 +193,12 @@ class Federation:
             path: the column with the files' paths; relative ones start at `root`, or at the working folder
             label, site, group, split: the columns with the meanings of `from_arrays`
             classes: the names of the classes, in order; by default the labels, sorted
+            mask: the column with the paths of masks, which take the place of labels
             **settings: any setting of the table `data`, such as `size=224` or `crop="squash"`
         """
         from equipoise.data.arrays import from_frame
 
-        return from_frame(table, path, label, site, group, split, root, classes, **settings)
+        return from_frame(table, path, label, site, group, split, root, classes, mask=mask, **settings)
 
     @classmethod
     def from_datasets(

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import TypeVar
 
 from equipoise.core.errors import UserError, install
-from equipoise.data import dicom, nifti
+from equipoise.data import dicom, volumes
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import SUFFIXES, Archives, Frame, Location
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 #: what of a DICOM header is always read
 ENTRIES = ("PatientID", "NumberOfFrames", "Rows")
 #: the package that reads a kind of file, as a test of whether it is there
-PACKAGES = {"pydicom": dicom.is_installed, "nibabel": nifti.is_installed}
+PACKAGES = {"pydicom": dicom.is_installed, "nibabel": volumes.is_installed}
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Found:
 
 def package_for(file: Path) -> str:
     """The package that reads a file, "" for pictures."""
-    if nifti.is_volume(file.name):
+    if volumes.is_volume(file.name):
         return "nibabel"
     return "pydicom" if file.suffix.lower() in dicom.SUFFIXES else ""
 
 
 def is_read(file: Path) -> bool:
     """Whether a file holds images that this machine can read: by its ending, or as DICOM by its first bytes."""
-    if nifti.is_volume(file.name):
-        return nifti.is_installed() and not nifti.is_mask(file)
+    if volumes.is_volume(file.name):
+        return volumes.is_installed() and not volumes.is_mask(file)
     if file.suffix.lower() in SUFFIXES:
         return True
     return dicom.is_installed() and dicom.starts_as_dicom(file)
@@ -68,8 +68,8 @@ def images_in(location: Location, archives: Archives, config: DataConfig) -> Ite
         yield Found(location, header=absent)
         return
     source = location.file if location.member is None else archives.read(location)
-    if nifti.is_volume(name):
-        count = _or_else(lambda: nifti.slices(source, config.plane), 1)
+    if volumes.is_volume(name):
+        count = _or_else(lambda: volumes.slices(source, config.plane), 1)
         for number in range(count):
             yield Found(replace(location, frame=Frame(number, config.plane)), header=absent)
         return

@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,22 +24,24 @@ from equipoise.data import sources
 from equipoise.data.config import DataConfig
 from equipoise.data.dicom import check_keywords
 from equipoise.data.duplicates import equal_rows
+from equipoise.data.masks import decode_mask
 from equipoise.data.preparation import PREPARATION, relight
-from equipoise.data.raw import Archives, decode_with_depth
+from equipoise.data.raw import Archives, decode_fully
 from equipoise.data.sources import Listing, Record
-from equipoise.data.store import IMAGES, Store, StoreIndex, claimed, write_index
+from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index
 
 BATCH = 128  # images decoded between two notes of progress
 CHANNELS = 3
 LISTING, DONE = "listing.json", "done.txt"
 #: settings of a user's own images, beside their classes, that change what is read
-OF_FILES = ("layout", "columns", "plane", "header")
+OF_FILES = ("layout", "columns", "plane", "header", "masks")
 #: settings that only some sources heed, and why others ignore them
 HEEDED_BY_SOME = {
     "classes": "whose classes are fixed (it lists the classes of folder:DIR and manifest:FILE)",
     "layout": "whose files are not read by the names of folders (it is for folder:DIR)",
     "plane": "which has no volumes (it is for NIfTI files of folder:DIR and manifest:FILE)",
     "header": "whose files are known (it is for DICOM of folder:DIR and manifest:FILE)",
+    "masks": "whose task is known (it is for folder:DIR and manifest:FILE)",
     "columns": "which has no table with columns to name (it is for manifest:FILE)",
 }
 SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prepare, goes on without them)"
@@ -169,11 +172,14 @@ def _up_to_date(folder: Path, listing: Listing, config: DataConfig) -> bool:
 
 def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, progress: bool) -> None:
     """Decode every image into a draft beside the store's folder, then put the draft in its place."""
-    records = [record for record in listing.records if record.location is not None]
+    records = [record for record in listing.records if listing.is_found(record)]
     size = _size(config)
     draft = folder.with_name(f"{folder.name}.partial")
-    done = _open_draft(draft, listing.checksum(), (len(records), CHANNELS, size, size))
-    unreadable, depths = _decode_all(records, draft, done, config, workers, progress)
+    shapes: dict[str, tuple[int, ...]] = {IMAGES: (len(records), CHANNELS, size, size)}
+    if listing.masks:
+        shapes[MASKS] = (len(records), size, size)
+    done = _open_draft(draft, listing.checksum(), shapes)
+    unreadable, depths = _decode_all(records, listing.classes, draft, done, config, workers, progress)
     if unreadable and not config.skip_unreadable:
         found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
         raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
@@ -183,6 +189,8 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     index = store_index(listing, records, unreadable, depths)
     if sources.lists_own_files(config.name):
         index = replace(index, equal=equal_rows(np.load(draft / IMAGES, mmap_mode="r"), index.rows))
+    if listing.masks:
+        index = with_masks(index, np.load(draft / MASKS, mmap_mode="r"), listing.classes)
     write_index(draft, index)
     (draft / DONE).unlink()
     (draft / LISTING).unlink()
@@ -190,28 +198,35 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     os.replace(draft, folder)
 
 
-def _open_draft(draft: Path, checksum: str, shape: tuple[int, ...]) -> dict[int, set[int]]:
+def _open_draft(draft: Path, checksum: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, set[int]]:
     """Make the draft folder, or go on with one of the same listing; returns the batches already decoded.
 
     Each comes with the depths in bits that were guessed of its grey images.
     """
-    wanted = {"checksum": checksum, "shape": list(shape), "batch": BATCH}
+    wanted = {"checksum": checksum, "shape": list(shapes[IMAGES]), "batch": BATCH}
     if (draft / LISTING).is_file() and json.loads((draft / LISTING).read_text()) == wanted:
         notes = (map(int, line.split()) for line in (draft / DONE).read_text().splitlines())
         return {number: set(depths) for number, *depths in notes}
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    with open(draft / IMAGES, "wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + math.prod(shape))
+    for name, shape in shapes.items():
+        with open(draft / name, "wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + math.prod(shape))
     (draft / DONE).touch()
     write_text(draft / LISTING, json.dumps(wanted))
     return {}
 
 
 def _decode_all(
-    records: list[Record], draft: Path, done: dict[int, set[int]], config: DataConfig, workers: int, progress: bool
+    records: list[Record],
+    classes: Sequence[str],
+    draft: Path,
+    done: dict[int, set[int]],
+    config: DataConfig,
+    workers: int,
+    progress: bool,
 ) -> tuple[dict[int, str], set[int]]:
     """Decode the batches that are not done yet.
 
@@ -222,7 +237,6 @@ def _decode_all(
         the rows that cannot be read, with the reason, and all depths in bits that were guessed of grey images
     """
     todo = [number for number in range(math.ceil(len(records) / BATCH)) if number not in done]
-    header = (draft / IMAGES).stat().st_size - len(records) * CHANNELS * _size(config) ** 2
     unreadable: dict[int, str] = {}
     depths = set[int]().union(*done.values())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -230,16 +244,17 @@ def _decode_all(
         Progress(*columns, disable=not progress) as bar,
         Archives() as archives,
         ThreadPoolExecutor(workers) as pool,
-        open(draft / IMAGES, "r+b") as packed,
+        _Packed(draft / IMAGES) as packed,
+        _Packed(draft / MASKS) if (draft / MASKS).exists() else nullcontext() as of_masks,
         open(draft / DONE, "a") as notes,
     ):
         task = bar.add_task(config.name, total=len(records), completed=min(len(done) * BATCH, len(records)))
         batches = (records[number * BATCH : (number + 1) * BATCH] for number in todo)
-        decoded = pool.map(lambda batch: _decode_batch(batch, archives, config), batches)
-        for number, (images, failed, guessed) in zip(todo, decoded):
-            packed.seek(header + number * BATCH * images[0].size)
-            packed.write(images.tobytes())
-            packed.flush()
+        decoded = pool.map(lambda batch: _decode_batch(batch, archives, config, classes), batches)
+        for number, (images, masks, failed, guessed) in zip(todo, decoded):
+            packed.write(number * BATCH, images)
+            if of_masks is not None:
+                of_masks.write(number * BATCH, masks)
             unreadable |= {number * BATCH + row: reason for row, reason in failed.items()}
             depths |= guessed
             if not failed:  # a batch with a broken image is read again next time: it may be mended by then
@@ -249,24 +264,54 @@ def _decode_all(
     return unreadable, depths
 
 
+class _Packed:
+    """A packed file of rows of one shape, written in place with plain writes."""
+
+    def __init__(self, path: Path) -> None:
+        shape = np.load(path, mmap_mode="r").shape
+        self._row = math.prod(shape[1:])
+        self._header = path.stat().st_size - shape[0] * self._row
+        self._file = open(path, "r+b")  # noqa: SIM115
+
+    def __enter__(self) -> "_Packed":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, first: int, rows: np.ndarray) -> None:
+        """Put rows from `first` on in their place."""
+        self._file.seek(self._header + first * self._row)
+        self._file.write(rows.tobytes())
+        self._file.flush()
+
+
 def _decode_batch(
-    batch: list[Record], archives: Archives, config: DataConfig
-) -> tuple[np.ndarray, dict[int, str], set[int]]:
-    """Images (b, C, size, size) of a batch, why some could not be read, and the depths guessed of grey ones."""
+    batch: list[Record], archives: Archives, config: DataConfig, classes: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, dict[int, str], set[int]]:
+    """Images (b, C, size, size) and masks (b, size, size) of a batch, zeros where images have none.
+
+    And why some could not be read, and the depths guessed of grey ones.
+    """
     size = _size(config)
     images = np.zeros((len(batch), CHANNELS, size, size), dtype=np.uint8)
+    masks = np.zeros((len(batch), size, size), dtype=np.uint8)
     failed = {}
     guessed = set()
     for row, record in enumerate(batch):
         assert record.location is not None
         try:
             where = record.location
-            images[row], bits = decode_with_depth(archives.read(where), size, config.crop, config.window, where.frame)
-            guessed.add(bits)
+            found = decode_fully(archives.read(where), size, config.crop, config.window, where.frame)
+            if record.mask is not None:
+                content, frame = archives.read(record.mask), record.mask.frame
+                masks[row] = decode_mask(content, size, config.crop, found.whole, classes, frame)
+            images[row] = found.pixels
+            guessed.add(found.bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files
             failed[row] = f"{record.location} ({error})"
     lit = relight(torch.from_numpy(images), config).numpy()
-    return lit, failed, {bits for bits in guessed if bits is not None}
+    return lit, masks, failed, {bits for bits in guessed if bits is not None}
 
 
 def store_index(

@@ -15,12 +15,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from equipoise.core.errors import UserError
-from equipoise.data import nifti
+from equipoise.data import volumes
 from equipoise.data.dicom import Window, is_dicom, windowed
 
 #: files with several images that stay in memory while these are read
 FILES_KEPT = 4
 Crop = Literal["centre", "squash"]
+ORIENTATION = 0x0112  # of EXIF
+TURNED = {5, 6, 7, 8}  # its values that swap width and height
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"}
 
 
@@ -28,7 +30,7 @@ class Frame(NamedTuple):
     """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane."""
 
     number: int
-    plane: nifti.Plane = "axial"
+    plane: volumes.Plane = "axial"
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Archives:
         if location.content is not None:
             return location.content
         if location.member is None:
-            return location.file.read_bytes()
+            return volumes.read_whole(location.file)
         with self._lock:
             if location.file not in self._open:
                 self._open[location.file] = zipfile.ZipFile(location.file)
@@ -161,42 +163,60 @@ def decode(
     Raises:
         Exception: of many kinds, as Pillow does, when the file is broken
     """
-    return decode_with_depth(content, size, crop, window, frame)[0]
+    return decode_fully(content, size, crop, window, frame).pixels
 
 
-def decode_with_depth(
-    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None, frame: Frame | None = None
-) -> tuple[np.ndarray, int | None]:
-    """As `decode`, and the depth in bits that a grey image was taken to have by its brightest pixel.
+class Decoded(NamedTuple):
+    """An image as a store takes it.
 
-    None for images of 8 bits, and for those whose file tells the depth or whose pixels have none.
+    Args:
+        pixels: uint8 (3, size, size)
+        bits: the depth that a grey image was taken to have by its brightest pixel; None for images of 8 bits, and for
+            those whose file tells the depth or whose pixels have none
+        whole: width and height of the image, before it became square
     """
+
+    pixels: np.ndarray
+    bits: int | None
+    whole: tuple[int, int]
+
+
+def decode_fully(
+    content: bytes, size: int, crop: Crop = "centre", window: Window | None = None, frame: Frame | None = None
+) -> Decoded:
+    """As `decode`, with what else is known of the image."""
     with _opened(content, window, frame) as image:
+        whole = image.size[::-1] if image.getexif().get(ORIENTATION, 1) in TURNED else image.size
         image.draft(None, (2 * size, 2 * size))  # large JPEGs are decoded at a fraction of their size
         image.load()
         told = _told_bits(image)
         guessed = _fitting_bits(np.asarray(image)) if _is_deep(image) and told is None else None
         picture = to_rgb(ImageOps.exif_transpose(image), told or guessed)
-    return to_square(picture, size, crop), guessed
+    return Decoded(to_square(picture, size, crop), guessed, whole)
 
 
 def to_square(picture: Image.Image, size: int, crop: Literal["centre", "squash"] = "centre") -> np.ndarray:
     """An RGB picture as uint8 (3, size, size): its central square, or the whole of it, resized (Lanczos)."""
     if crop == "centre":
-        side = min(picture.size)
-        left, top = (picture.width - side) // 2, (picture.height - side) // 2
-        picture = picture.crop((left, top, left + side, top + side))
+        picture = central_square(picture)
     square = picture.resize((size, size), Image.Resampling.LANCZOS)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def central_square(picture: Image.Image) -> Image.Image:
+    """The largest square in the middle of a picture."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    return picture.crop((left, top, left + side, top + side))
 
 
 def _opened(content: bytes, window: Window | None, frame: Frame | None) -> Image.Image:
     if is_dicom(content):
         return Image.fromarray(windowed(content, window, None if frame is None else frame.number))
-    if nifti.is_nifti(content):
+    if volumes.is_volume_content(content):
         if frame is None:
             raise ValueError("it is a volume, and one slice of it is to be read")
-        return Image.fromarray(nifti.shown(content, frame.plane, frame.number, window))
+        return Image.fromarray(volumes.shown(content, frame.plane, frame.number, window))
     if content.startswith(np.lib.format.MAGIC_PREFIX):
         return Image.fromarray(np.load(io.BytesIO(content), allow_pickle=False))
     try:

@@ -42,6 +42,7 @@ class Record:
         clean: part in a given split that keeps groups together, or "" for none
         pooled: part in the authors' split of all images together, where it differs from `split`, that of single sites
         extra: what else is known of it, one value for each of the listing's `columns`
+        mask: where the file of its mask is, in a listing of masks
     """
 
     name: str
@@ -53,6 +54,7 @@ class Record:
     clean: str = ""
     pooled: str = ""
     extra: tuple[str, ...] = ()
+    mask: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Listing:
         common: validation and test images belong to the federation, not to its sites
         columns: titles of what else is known of images, such as age and sex
         facts: what people may want to know about this copy of the data set
+        masks: images have masks, which show where the classes lie, and no labels
     """
 
     source: str
@@ -75,6 +78,7 @@ class Listing:
     common: bool = False
     columns: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    masks: bool = False
 
     def __post_init__(self) -> None:
         if not self.records:
@@ -87,18 +91,27 @@ class Listing:
             raise UserError(f"{self.source} has labels outside {', '.join(self.classes)}: {outside}")
 
     def missing(self) -> list[str]:
-        """Names of the images whose file was not found."""
-        return [record.name for record in self.records if record.location is None]
+        """Names of the images whose file, or whose mask, was not found."""
+        return [
+            record.name if record.location is None else f"{record.name} (its mask)"
+            for record in self.records
+            if not self.is_found(record)
+        ]
+
+    def is_found(self, record: Record) -> bool:
+        """Whether an image has its file, and its mask where images have masks."""
+        return record.location is not None and (record.mask is not None or not self.masks)
 
     def checksum(self) -> str:
         """Changes when an image, what is said about one, or a warning about them changes."""
         general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
         general += ("common",) if self.common else ()
+        general += ("masks",) if self.masks else ()
         general += tuple(filter(None, (self.columns, self.facts.get("read_as"))))
         digest = hashlib.sha256(repr(general).encode())
         for r in self.records:
             stamp = r.location.stamp if r.location else ""
-            more = [value for value in (r.pooled, r.extra) if value]
+            more = [value for value in (r.pooled, r.extra, r.mask and r.mask.stamp) if value]
             digest.update(repr((r.name, r.label, r.site, r.group, r.split, r.clean, stamp, *more)).encode())
         return digest.hexdigest()
 
@@ -209,6 +222,12 @@ def numbered_rows(
                 "belongs in double quotes"
             )
     return {number: dict(zip_longest(header, values[: len(header)], fillvalue="")) for number, values in lines[1:]}
+
+
+def headers(path: Path, separators: str) -> list[list[str]]:
+    """The titles in a table's first line, under each of the characters that may stand between values."""
+    ways = (_csv_lines(path, separator) for separator in separators)
+    return [lines[0][1] for lines in ways if lines]
 
 
 def _csv_lines(path: Path, separator: str) -> list[tuple[int, list[str]]]:

@@ -6,22 +6,22 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
-from equipoise.data import dicom, nifti
+from equipoise.data import dicom, masked_folders, volumes
 from equipoise.data.config import DataConfig
 from equipoise.data.layouts import ADDED, PARTS, Folder, in_order, is_ignored, layout_of, levels, summary
 from equipoise.data.medical import Found, images_in, is_read, lacking
 from equipoise.data.raw import SUFFIXES, Archives, walk_images
 from equipoise.data.sources import Listing, Record, refuse_similar
 
-TITLE = "your images, one folder per class, also by site and part (folder:DIR)"
+TITLE = "your images, one folder per class, also by site and part; or folders images and masks (folder:DIR)"
 SIZE = 128
 PARTITION = "source"
 ARGUMENT = "PATH"
 #: settings that other sources ignore
-HEEDS = ("classes", "layout", "plane", "header")
+HEEDS = ("classes", "layout", "plane", "header", "masks")
 
 #: endings of images in zip files
-ENDINGS = {*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES}
+ENDINGS = {*SUFFIXES, *dicom.SUFFIXES, *volumes.SUFFIXES}
 #: what the folders above an image stand for, by "class", "site" and "split"
 Names = Mapping[str, str]
 
@@ -30,12 +30,14 @@ def listing(config: DataConfig, root: Path) -> Listing:
     """All images in class folders under `root`. Without folders of sites, the site is named after `root`."""
     if not root.is_dir():
         raise UserError(f"{config.name}: {root} is not a folder")
+    if config.masks or (config.masks is None and config.layout is None and masked_folders.has_pairs(root)):
+        return masked_folders.listing(config, root)
     with Archives() as archives:
         by_top = {top: list(_images(config, root, root / top, archives)) for top in sorted(_folders(root))}
     folders = {folder for entries in by_top.values() for folder, _ in entries}
     ignored, skipped, hint = _left_out(root, {found.location.file for all_ in by_top.values() for _, found in all_})
     if not folders:
-        known = ", ".join(sorted(SUFFIXES | dicom.SUFFIXES | {*nifti.SUFFIXES}))
+        known = ", ".join(sorted(SUFFIXES | dicom.SUFFIXES | {*volumes.SUFFIXES}))
         raise UserError(f"{root} has no images in its folders; known are {known}{hint and f' ({hint})'}")
     layout = config.layout or layout_of(root, folders)
     site = Path(os.path.abspath(root)).name
@@ -105,7 +107,7 @@ def _left_out(root: Path, read: Collection[Path]) -> tuple[Counter[str], Counter
 
 def _kind(file: Path) -> str:
     """The ending of a file, with the one before where it is compressed."""
-    if nifti.is_volume(file.name) and nifti.is_mask(file):
+    if volumes.is_volume(file.name) and volumes.is_mask(file):
         return "masks of volumes"
     endings = [ending.lower() for ending in file.suffixes[-2:]]
     return "".join(endings if endings[-1:] == [".gz"] else endings[-1:]) or "without an ending"

@@ -1,24 +1,30 @@
-"""A user's own images in a list: `manifest:FILE` is a CSV with path and label, and optionally site, split, group."""
+"""A user's own images in a list: `manifest:FILE` is a CSV with path and label, and optionally site, split, group.
+
+A column of masks takes the place of labels.
+"""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.data.config import ColumnNames, DataConfig
 from equipoise.data.layouts import PARTS, in_order
+from equipoise.data.masks import USUAL_CLASSES
 from equipoise.data.medical import Found, images_in
-from equipoise.data.raw import Archives, locate
-from equipoise.data.sources import Listing, Record, folded, numbered_rows, refuse_similar
+from equipoise.data.raw import Archives, Location, locate
+from equipoise.data.sources import Listing, Record, folded, headers, numbered_rows, refuse_similar
 
-TITLE = "your images, listed in a CSV: path, label [, site, split, group] (manifest:FILE)"
+TITLE = "your images, listed in a CSV: path, label or mask [, site, split, group] (manifest:FILE)"
 SIZE = 128
 PARTITION = "source"
 ARGUMENT = "PATH"
 #: settings that other sources ignore
-HEEDS = ("classes", "columns", "plane", "header")
+HEEDS = ("classes", "columns", "plane", "header", "masks")
 
 REQUIRED, OPTIONAL = ("path", "label"), ("site", "split", "group")
+OF_MASKS = ("path", "mask")  # in place of REQUIRED
 SEPARATORS = ",;\t"
 #: titles, without marks between words, of columns that probably hold groups
 GROUPS = {"patient", "patientid", "subject", "subjectid", "lesion", "lesionid"}
@@ -29,16 +35,22 @@ Rows = Mapping[int, Mapping[str, str]]
 def listing(config: DataConfig, root: Path) -> Listing:
     """The images that the file `root` lists, in its order; relative paths start at the file's folder."""
     titles = config.columns.model_dump()
-    required, optional = ([titles[kind] for kind in kinds] for kinds in (REQUIRED, OPTIONAL))
+    masked = _has_masks(config, root)
+    kinds = OF_MASKS if masked else REQUIRED
+    required, optional = ([titles[kind] for kind in some] for some in (kinds, OPTIONAL))
     numbered = numbered_rows(root, required, optional, SEPARATORS)
     if not numbered:
         raise UserError(f"{root} lists no images")
     header = list(next(iter(numbered.values())))
     _check_titles(root, header, titles)
     known = {line: {kind: row.get(title, "") for kind, title in titles.items()} for line, row in numbered.items()}
-    _check_rows(known, root, config.classes is not None)
-    classes, labels = _labels(root, [row["label"] for row in known.values()], config.classes)
-    others = tuple(title for title in header if title and title not in titles.values())
+    _check_rows(known, root, kinds, config.classes is not None or masked)
+    if masked:
+        classes, labels = config.classes or USUAL_CLASSES, dict.fromkeys((row["label"] for row in known.values()), 0)
+    else:
+        classes, labels = _labels(root, [row["label"] for row in known.values()], config.classes)
+    used = {titles[kind] for kind in (*kinds, *OPTIONAL)}
+    others = tuple(title for title in header if title and title not in used)
     absent = ("",) * len(config.header)
     with Archives() as archives:
         records = tuple(
@@ -49,6 +61,7 @@ def listing(config: DataConfig, root: Path) -> Listing:
                 site=row["site"] or root.stem,
                 group=row["group"] or (found.group if found else "") or row["path"],
                 split=PARTS[row["split"].lower()] if row["split"] else "",
+                mask=_mask_of(found, root.parent, row["mask"]) if masked else None,
                 extra=(*(numbered[line][title] for title in others), *(found.header if found else absent)),
             )
             for line, row in known.items()
@@ -56,11 +69,12 @@ def listing(config: DataConfig, root: Path) -> Listing:
         )
     sites = {record.site for record in records}
     kept = f"; kept for sub-groups: {', '.join(others)}" if others else ""
+    what = f"masks of {', '.join(classes)}" if masked else f"{len(classes)} classes"
     facts = {
         "warnings": [*_of_sites(header, titles, others), *_of_groups(header, titles, others)],
-        "read_as": f"the list names {len(records)} images, {len(classes)} classes, {len(sites)} sites{kept}",
+        "read_as": f"the list names {len(records)} images, {what}, {len(sites)} sites{kept}",
     }
-    return Listing(config.name, classes, records, columns=(*others, *config.header), facts=facts)
+    return Listing(config.name, classes, records, columns=(*others, *config.header), facts=facts, masks=masked)
 
 
 def _check_titles(root: Path, header: list[str], titles: Mapping[str, str]) -> None:
@@ -72,13 +86,13 @@ def _check_titles(root: Path, header: list[str], titles: Mapping[str, str]) -> N
             )
 
 
-def _check_rows(rows: Rows, root: Path, listed: bool) -> None:
+def _check_rows(rows: Rows, root: Path, kinds: Collection[str], listed: bool) -> None:
     """Name the first line that cannot be used, or the first two whose labels (unless they are `listed` in the config)
-    or sites are suspiciously alike."""
+    or sites are suspiciously alike; `kinds` are the columns that no line may leave empty."""
     given, placed = (any(row[column] for row in rows.values()) for column in ("split", "site"))
     for line, row in rows.items():
-        if not row["path"] or not row["label"]:
-            raise UserError(f"{root}, line {line}: path or label is empty")
+        if not all(row[kind] for kind in kinds):
+            raise UserError(f"{root}, line {line}: {' or '.join(kinds)} is empty")
         if placed and not row["site"]:
             raise UserError(f"{root}, line {line}: site is empty, though other lines name theirs")
         split = row["split"].lower()
@@ -135,6 +149,23 @@ def _of_groups(header: list[str], titles: Mapping[str, str], others: tuple[str, 
 
 def _find(config: DataConfig, folder: Path, path: str, archives: Archives) -> Iterable[Found | None]:
     """The images in the file of a path, or None; a path that was written on Windows has other marks in it."""
-    tries = [folder / path] if os.sep == "\\" else [folder / path, folder / path.replace("\\", "/")]
-    file = next((file for file in tries if file.is_file()), None)
+    file = _file(folder, path)
     return [None] if file is None else images_in(locate(file), archives, config)
+
+
+def _file(folder: Path, path: str) -> Path | None:
+    tries = [folder / path] if os.sep == "\\" else [folder / path, folder / path.replace("\\", "/")]
+    return next((file for file in tries if file.is_file()), None)
+
+
+def _mask_of(found: Found | None, folder: Path, path: str) -> Location | None:
+    """Where the mask of an image is: of one slice, the same slice of the mask's volume."""
+    file = _file(folder, path)
+    return None if file is None else replace(locate(file), frame=found.location.frame if found else None)
+
+
+def _has_masks(config: DataConfig, root: Path) -> bool:
+    """Whether the list tells masks: it has such a column, unless the settings decide."""
+    if config.masks is not None:
+        return config.masks
+    return any(config.columns.mask in header for header in headers(root, SEPARATORS))
