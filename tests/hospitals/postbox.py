@@ -11,7 +11,6 @@ from equipoise.data import Federation
 from equipoise.engine.loop import Run
 from equipoise.hospitals.descriptions import (
     agreed_federation,
-    describe,
     described_counts,
     digests,
     hosts,
@@ -65,7 +64,7 @@ class Hospitals:
 
     def run(self, options: FlowerOptions | None = None, resume: bool = False, keep_updates: bool = False) -> Path:
         """Run the config to the end; gives the run folder."""
-        told = [describe(site, self.federation) for site in self.post.offices]
+        told = [office.described(self.config) for office in self.post.offices.values()]
         sites, counts = tuple(self.post.offices), described_counts(told)
         roster = Roster("test", sites, hosts(told), training_images(told), digests(told), counts)
 

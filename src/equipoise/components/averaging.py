@@ -71,6 +71,8 @@ class FedAvgClient(SharedNet, Client):
         }
     }
 
+    image_by_image: ClassVar[bool] = True
+
     def build(self) -> None:
         self.net = self.new_net()
         self.carrier = self.new_carrier()

@@ -30,6 +30,7 @@ class BalancedSoftmax(Component):
     paper: ClassVar[str] = "Ren et al., Balanced Meta-Softmax, NeurIPS 2020"
     loss_name: ClassVar[str] = "balanced_softmax"
     rank: ClassVar[int] = 20
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"gamma": 0}
     Site: ClassVar[type[SiteSide]] = BalancedSoftmaxSite
 

@@ -27,6 +27,7 @@ class ClassBalanced(Component):
     paper: ClassVar[str] = "Wang et al., FedeAMC, IEEE TCCN 2022"
     loss_name: ClassVar[str] = "fedeamc"
     rank: ClassVar[int] = 20
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"power": 0}
     Site: ClassVar[type[SiteSide]] = ClassBalancedSite
 

@@ -79,6 +79,7 @@ class ControlVariates(Component):
     name: ClassVar[str] = "control-variates"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
     rank: ClassVar[int] = 72
+    image_by_image: ClassVar[bool] = True
     Site: ClassVar[type[SiteSide]] = ControlVariatesSite
     Server: ClassVar[type[ServerSide]] = ControlVariatesServer
 

@@ -47,6 +47,7 @@ class Discrepancy(Component):
     name: ClassVar[str] = "discrepancy"
     paper: ClassVar[str] = "Ye et al., FedDisco, ICML 2023"
     rank: ClassVar[int] = 53
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"a": 0, "b": 0}
     Site: ClassVar[type[SiteSide]] = DiscrepancySite
     Server: ClassVar[type[ServerSide]] = DiscrepancyServer

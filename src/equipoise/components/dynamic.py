@@ -64,6 +64,7 @@ class Dynamic(Component):
     name: ClassVar[str] = "dynamic"
     paper: ClassVar[str] = "Acar et al., FedDyn, ICLR 2021"
     rank: ClassVar[int] = 71
+    image_by_image: ClassVar[bool] = True
     Site: ClassVar[type[SiteSide]] = DynamicSite
     Server: ClassVar[type[ServerSide]] = DynamicServer
 

@@ -27,6 +27,7 @@ class Focal(Component):
     paper: ClassVar[str] = "Lin et al., Focal Loss, ICCV 2017; FedFocal, 2020"
     loss_name: ClassVar[str] = "focal"
     rank: ClassVar[int] = 20
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"gamma": 0}
     Site: ClassVar[type[SiteSide]] = FocalSite
 

@@ -61,6 +61,7 @@ class Fourier(Component):
     name: ClassVar[str] = "fourier"
     paper: ClassVar[str] = "Chen et al., PRR-Imbalance, TMI 2022"
     rank: ClassVar[int] = 50
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"share": "off"}
     Server: ClassVar[type[ServerSide]] = FourierServer
 

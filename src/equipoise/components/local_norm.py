@@ -18,6 +18,7 @@ class LocalNorm(Component):
     paper: ClassVar[str] = "Li et al., FedBN, ICLR 2021"
     stays: ClassVar[tuple[str, ...]] = ("norm", "statistics")
     rank: ClassVar[int] = 10
+    image_by_image: ClassVar[bool] = True
 
     def needs(self) -> AbstractSet[str]:
         return {"model", "sites"}

@@ -18,6 +18,7 @@ class LocalStatistics(Component):
     paper: ClassVar[str] = "Andreux et al., SiloBN, DART at MICCAI 2020"
     stays: ClassVar[tuple[str, ...]] = ("statistics",)
     rank: ClassVar[int] = 10
+    image_by_image: ClassVar[bool] = True
 
     def needs(self) -> AbstractSet[str]:
         return {"model", "sites"}

@@ -67,6 +67,7 @@ class ModelContrast(Component):
     name: ClassVar[str] = "model-contrast"
     paper: ClassVar[str] = "Li et al., MOON, CVPR 2021"
     rank: ClassVar[int] = 45
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"mu": 0}
     Site: ClassVar[type[SiteSide]] = ModelContrastSite
 

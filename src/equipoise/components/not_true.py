@@ -29,6 +29,7 @@ class NotTrue(Component):
     name: ClassVar[str] = "not-true"
     paper: ClassVar[str] = "Lee et al., FedNTD, NeurIPS 2022"
     rank: ClassVar[int] = 46
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"beta": 0}
     Site: ClassVar[type[SiteSide]] = NotTrueSite
 

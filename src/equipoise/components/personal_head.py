@@ -18,6 +18,7 @@ class PersonalHead(Component):
     paper: ClassVar[str] = "Arivazhagan et al., FedPer, 2019"
     stays: ClassVar[tuple[str, ...]] = ("head",)
     rank: ClassVar[int] = 10
+    image_by_image: ClassVar[bool] = True
 
     def needs(self) -> AbstractSet[str]:
         return {"model", "sites", "class head"}

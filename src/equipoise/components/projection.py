@@ -18,6 +18,7 @@ class Projection(Component):
     name: ClassVar[str] = "projection"
     paper: ClassVar[str] = "Li et al., MOON, CVPR 2021"
     rank: ClassVar[int] = 5
+    image_by_image: ClassVar[bool] = True
 
     size: PositiveInt = Field(256, description="size of the projected features")
 

@@ -26,6 +26,7 @@ class Prox(Component):
     name: ClassVar[str] = "prox"
     paper: ClassVar[str] = "Li et al., FedProx, MLSys 2020"
     rank: ClassVar[int] = 70
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"mu": 0}
     Site: ClassVar[type[SiteSide]] = ProxSite
 

@@ -31,6 +31,7 @@ class Restricted(Component):
     name: ClassVar[str] = "restricted"
     paper: ClassVar[str] = "Li and Zhan, FedRS, KDD 2021"
     rank: ClassVar[int] = 15
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"alpha": 1}
     Site: ClassVar[type[SiteSide]] = RestrictedSite
 

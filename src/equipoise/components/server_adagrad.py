@@ -24,6 +24,7 @@ class ServerAdagrad(StepComponent):
     name: ClassVar[str] = "server-adagrad"
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     rank: ClassVar[int] = 76
+    image_by_image: ClassVar[bool] = True
     Server: ClassVar[type[ServerSide]] = ServerAdagradServer
 
     lr: PositiveFloat = Field(0.01, description="step size of the server")

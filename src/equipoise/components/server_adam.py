@@ -24,6 +24,7 @@ class ServerAdam(StepComponent):
     name: ClassVar[str] = "server-adam"
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     rank: ClassVar[int] = 74
+    image_by_image: ClassVar[bool] = True
     Server: ClassVar[type[ServerSide]] = ServerAdamServer
 
     lr: PositiveFloat = Field(0.01, description="step size of the server")

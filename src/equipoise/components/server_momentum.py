@@ -41,6 +41,7 @@ class ServerMomentum(StepComponent):
     name: ClassVar[str] = "server-momentum"
     paper: ClassVar[str] = "Hsu et al., FedAvgM, 2019; Reddi et al., ICLR 2021"
     rank: ClassVar[int] = 73
+    image_by_image: ClassVar[bool] = True
     limit: ClassVar[Mapping[str, Any]] = {"momentum": 0, "lr": 1}
     Server: ClassVar[type[ServerSide]] = ServerMomentumServer
 

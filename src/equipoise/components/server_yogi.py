@@ -24,6 +24,7 @@ class ServerYogi(StepComponent):
     name: ClassVar[str] = "server-yogi"
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     rank: ClassVar[int] = 75
+    image_by_image: ClassVar[bool] = True
     Server: ClassVar[type[ServerSide]] = ServerYogiServer
 
     lr: PositiveFloat = Field(0.01, description="step size of the server")

@@ -43,6 +43,9 @@ class Client:
     discloses: ClassVar[dict[str, dict[str, str]]] = {}
     #: which models can be evaluated: "global" (the same everywhere) and "personal"
     views: ClassVar[tuple[str, ...]] = ("global",)
+    #: whether this class itself (no subclass) trains once a round by a mean loss over images, and nothing but gradients
+    #: and `class_counts` reaches what it keeps or sends: so `privacy.epsilon` can hold
+    image_by_image: ClassVar[bool] = False
 
     def __init__(self, setting: Setting):
         self.setting = setting
@@ -141,9 +144,16 @@ class Client:
     def step(self, batches: list[Batch], phase: Phase) -> Tensor:
         """One optimiser step; gives the loss. Replaced by the few methods that need several batches a step."""
         (batch,) = batches
+        parameters, private = phase.optimiser.parameters, self.workplace.private
+        if private is not None and not len(batch.label):
+            self.workplace.descend(phase, private.of_no_image(parameters))
+            return batch.image.new_zeros(())
         loss = self.loss(batch, self.outputs(batch))
-        gradients = torch.autograd.grad(loss, phase.optimiser.parameters, allow_unused=True)
-        self.workplace.descend(phase, gradients)
+        if private is None:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            self.workplace.descend(phase, gradients)
+        else:
+            self.workplace.descend(phase, private.gradients(loss, parameters))
         return loss.detach()
 
     # ---- hooks outside the step ------------------------------------------------------------------

@@ -88,6 +88,8 @@ class Component(Options):
         stays: groups of the net (body, head, norm, statistics) that stay at the sites
         rank: components act in this order, whatever order the user lists them in
         flat: its entries and states carry no prefix
+        image_by_image: its part of the loss is a mean over images, and of the training images nothing but gradients and
+            `class_counts` reaches what it keeps or sends: so `privacy.epsilon` can hold
         counts_epochs: sites are told which local epoch of the round comes next
         defaults: config values that choosing it implies, unless the user sets them
         limit: options under which it changes no bit of a method that trains by plain cross entropy and weighs sites by
@@ -99,6 +101,7 @@ class Component(Options):
     stays: ClassVar[tuple[str, ...]] = ()
     rank: ClassVar[int] = 50
     flat: ClassVar[bool] = False
+    image_by_image: ClassVar[bool] = False
     counts_epochs: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
     limit: ClassVar[Mapping[str, Any]] = {}

@@ -224,6 +224,29 @@ class PrivacyConfig(Table):
         description="the server sees sums over sites alone: of models, counts and evaluations; three sites at least",
         json_schema_extra=LATER,
     )
+    epsilon: PositiveFloat | None = Field(
+        None,
+        description="differential privacy: how much all that leaves a site in a run may tell of one image; none: off",
+        json_schema_extra=LATER,
+    )
+    delta: float = Field(
+        1e-5,
+        gt=0,
+        lt=1,
+        description="chance that epsilon does not hold; below 1 / images of a site",
+        json_schema_extra=LATER,
+    )
+    clip: PositiveFloat = Field(
+        1.0, description="longest gradient of one image under privacy.epsilon", json_schema_extra=LATER
+    )
+    counts_noise: PositiveFloat = Field(
+        10.0,
+        description="under privacy.epsilon: deviation of the noise on a site's number of images of each class",
+        json_schema_extra=LATER,
+    )
+
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
+        return {} if self.epsilon else dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
 
 
 #: what does not change a run's results

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.contract.declared import DeclaredTensors, Role
 from equipoise.contract.optimiser import Optimiser
+from equipoise.contract.private import PrivateSteps
 from equipoise.contract.protocol import Tensors, Value, Work
 from equipoise.core.streams import stream
 from equipoise.nets import class_rows
@@ -58,6 +59,7 @@ class Workplace:
         after_step: what components do after the parameters moved
         ready: renews what the model just trained needs to predict, before it is measured; rolled back afterwards
         head_gives_logits: whether the net's last layer has a row for each class
+        private: makes the gradients of steps differentially private; None: they are as they are
     """
 
     def __init__(self, client: Client):
@@ -69,6 +71,7 @@ class Workplace:
         self.ready: Callable[[], Generator[Work, Any, None]] = nothing
         self.after_step: Callable[[], None] = lambda: None
         self.head_gives_logits = True
+        self.private: PrivateSteps | None = None
         self.phases: dict[str, Phase] = {}
         self.references: list[nn.Module] = []
         self.norm_mode = "train"
@@ -101,7 +104,16 @@ class Workplace:
         for holder in self.holders:
             self._declared.check(vars(holder))
         self._declared.remember()
+        if self.config.privacy.epsilon is not None:
+            self.private = PrivateSteps(self._trained_modules(), self.config.privacy.clip)
         self._fixed = [dict(vars(holder)) for holder in self.holders]
+
+    def _trained_modules(self) -> list[nn.Module]:
+        """The modules with parameters that train, none of which is part of another."""
+        trained = {id(parameter) for phase in self.phases.values() for parameter in phase.optimiser.parameters}
+        found = [m for m in dict.fromkeys(self.modules()) if any(id(p) in trained for p in m.parameters())]
+        inner = {part for module in found for part in module.modules() if part is not module}
+        return [module for module in found if module not in inner]
 
     # ---- between asks -----------------------------------------------------------------------------
 

@@ -169,7 +169,10 @@ class Evaluator:
 
     def _pooled(self, scores: Sequence[Score]) -> dict[str, Any]:
         """All sites' test images as one set; AUC only where raw scores are there (on one machine)."""
-        return self.task.summary(self.task.merge([score.counts for score in scores]))
+        counts = [score.counts for score in scores]
+        if self.server.setting.config.privacy.epsilon is not None:  # single images count with noise alone
+            counts = [{name: own[name] for name in own.keys() - {"scores", "labels"}} for own in counts]
+        return self.task.summary(self.task.merge(counts))
 
     def _spread(self, per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The worst site and the standard deviation over sites, by the first metric."""

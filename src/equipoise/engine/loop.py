@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -41,6 +42,7 @@ from equipoise.engine.opening import (
     warned_on_resume,
 )
 from equipoise.engine.payload_files import claimed_folder
+from equipoise.engine.private import CERTIFICATE, certificate, check_private
 from equipoise.engine.selection import Selection
 from equipoise.engine.summing import ALL_SITES
 
@@ -135,6 +137,7 @@ class Run:
         """What can be said to be wrong before anything is written."""
         if not self.sites:
             raise UserError(f"{self.federation.name}: no site has training images")
+        check_private(self.config, self.method, self.setting)
         least = self.config.train.min_sites
         if least > len(self.sites):
             raise UserError(f"train.min_sites = {least}, but {len(self.sites)} sites have training images")
@@ -179,7 +182,16 @@ class Run:
             paper=self.method.paper,
             parameters=sum(p.numel() for p in net.parameters()),
             model_bytes=payload_bytes({"net": net.state_dict()}),
+            **self._certified(),
         )
+
+    def _certified(self) -> dict[str, Any]:
+        """What holds of each site's images under differential privacy, written into the folder and the log."""
+        if self.config.privacy.epsilon is None:
+            return {}
+        found = certificate(self.config, self.federation, self.engine.sees_images)
+        write_text(self.folder / CERTIFICATE, json.dumps(found, indent=2) + "\n")
+        return {"certificate": found}
 
     def _go_on(self, latest: Manifest) -> None:
         """Write down that the run goes on after its last complete round."""
@@ -195,6 +207,11 @@ class Run:
         before, rounds = rounds_before(self.folder, self.config), self.config.train.rounds
         if before is None:
             return
+        if self.config.privacy.epsilon is not None:
+            raise UserError(
+                f"privacy.epsilon = {self.config.privacy.epsilon:g} was kept for {before} rounds; {rounds} rounds "
+                "would reveal more. Start a new run with a lower privacy.epsilon"
+            )
         self.selection.prolong(before, latest.round)
         self.checkpoints.relabel(self.config.digest())
         write_text(self.folder / "config.toml", self.config.to_toml())

@@ -26,6 +26,8 @@ from equipoise.contract.protocol import (
     unflatten,
 )
 from equipoise.data.augment import Augmentation
+from equipoise.data.federation import Split
+from equipoise.engine.private import PrivateSite
 from equipoise.engine.training import (
     EagerSteps,
     Progress,
@@ -82,6 +84,7 @@ class Slot:
         self.augmentation = augmentation
         self.run_step = run_step or EagerSteps()
         self._loss_sum = torch.zeros((), device=client.setting.device)
+        self.private = None if client.workplace.private is None else PrivateSite(client.setting)
 
     def perform(
         self,
@@ -102,6 +105,8 @@ class Slot:
         place.site, place.round = request.site, request.round
         place.occasion = ("evaluation",) if request.action == EVALUATE else ()
         client.class_counts.copy_(data.class_counts)
+        if self.private is not None:
+            self.private.begin(client, request.site, request.round, request.index)
         factor = client.setting.config.train.schedule.factor(max(request.round - 1, 0))
         for phase in place.phases.values():
             phase.optimiser.lr.fill_(phase.optimiser.config.lr * (factor if phase.scheduled else 1.0))
@@ -120,7 +125,7 @@ class Slot:
                 if entry := soundness.first_unfinite():
                     what = f"'{entry.rstrip('/')}', which the site keeps,"
                     raise Diverged(f"{request.action}: {what} holds NaN or infinity")
-                outcome.facts |= self._progress.facts()
+                outcome.facts |= self._progress.facts() if self.private is None else {}
         finally:
             place.end()
         outcome.facts["seconds"] = time.perf_counter() - began
@@ -188,8 +193,13 @@ class Slot:
                     seen = observed(client, measured[part], self.augmentation, view)
                     yield from self._settle()
                     split = measured[part].split
-                    measures[f"{view}.{part}"] = client.setting.task.count(seen, split, request.scores)
+                    measures[f"{view}.{part}"] = self.counted(request, view, part, seen, split)
         return measures
+
+    def counted(self, request: Request, view: str, part: str, seen: Tensors, split: Split) -> Tensors:
+        """The counts of what was seen of the images of a part; with each image's `scores` where asked for."""
+        counts = self.client.setting.task.count(seen, split, request.scores)
+        return counts if self.private is None else self.private.measured(counts, request, view, part)
 
 
 def cloned(tensors: Tensors) -> Tensors:

@@ -82,7 +82,7 @@ def perform_together(
             outcomes.append((yield from slot.perform(request, message, None, data)))
             continue
         measures = {
-            f"global.{part}": slot.client.setting.task.count(by_site[place], data[part].split, request.scores)
+            f"global.{part}": slot.counted(request, "global", part, by_site[place], data[part].split)
             for part, by_site in seen.items()
             if place in by_site
         }

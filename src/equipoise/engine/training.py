@@ -189,7 +189,10 @@ def train(
 def _epoch(client: Client, part: Part, augmentation: Augmentation, epoch: int) -> Iterator[list[Batch]]:
     """The groups of batches of one epoch, one group per step."""
     shuffling = torch.Generator().manual_seed(client.workplace.stream("order", epoch))
-    batches = cut(client.workplace.order(part.host_labels, shuffling), client.setting.config.train.batch_size)
+    if client.workplace.private is None:
+        batches = cut(client.workplace.order(part.host_labels, shuffling), client.setting.config.train.batch_size)
+    else:
+        batches = client.workplace.private.draw(len(part), shuffling)
     randomness = client.random("augment", epoch)
     together = client.workplace.batches_per_step
     for chunk in _chunks(batches, augmentation, together, part.device):

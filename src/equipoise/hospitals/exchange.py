@@ -118,6 +118,7 @@ class Hospitals:
         self._untold: dict[str, dict[str, int]] = {}
         self._task = setting.task
         self._config = setting.config.to_toml()
+        self._noisy = setting.config.privacy.epsilon is not None
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
         """Perform all requests; what the journal has is not asked again."""
@@ -218,7 +219,7 @@ class Hospitals:
             payload, _ = open_parcel(reply)
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
-            described = self.roster.counts.get(request.data or request.site)
+            described = None if self._noisy else self.roster.counts.get(request.data or request.site)
             noted = read_noted(header, message.measured, self._task, described)
         except (UnreadableParcel, MissingTensors) as problem:
             self._count(host, reply.size, down)

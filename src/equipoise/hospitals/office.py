@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from equipoise.data.preparation import PREPARATION
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
+from equipoise.engine.private import noisy_description
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.training import SiteData
@@ -48,6 +51,7 @@ from equipoise.hospitals.parcels import (
     write_counts,
 )
 from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
+from equipoise.hospitals.security import write_secret
 from equipoise.methods import get_method, option_tables
 
 log = logging.getLogger(__name__)
@@ -132,7 +136,8 @@ class Office:
             return self._describe(header)
         work = self._work(header["config"])
         _allow(self.policy, work.config, type(work.slot.client))
-        if header["described"].get(self.site, digest_of(self.description)) != digest_of(self.description):
+        own = digest_of(self.described(work.config))
+        if header["described"].get(self.site, own) != own:
             raise Refused("this site's data is not what it was when the run began")
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
@@ -144,10 +149,26 @@ class Office:
         return stored
 
     def _describe(self, header: Mapping[str, Any]) -> Parcel:
+        description = self.description
         if "config" in header:
             config = _parse(header["config"])
             _allow(self.policy, config, _client(config))
-        return _reply(description=self.description, version=__version__)
+            description = self.described(config)
+        return _reply(description=description, version=__version__)
+
+    def described(self, config: Config) -> dict[str, Any]:
+        """The site's description; under differential privacy its numbers of images carry noise."""
+        if config.privacy.epsilon is None:
+            return self.description
+        return self.description | noisy_description(config, self.site, self.description["counts"], self._noise_key)
+
+    @cached_property
+    def _noise_key(self) -> int:
+        """The secret that noise is made of; it stays with the site, so that the server cannot take noise away."""
+        path = self.folder / "noise.key"
+        if not path.exists():
+            write_secret(path, secrets.token_hex(32).encode())
+        return int(path.read_text(encoding="ascii"), 16)
 
     def _work(self, text: str) -> Workplace:
         """The workplace for a config; it stays while the config does."""
@@ -160,6 +181,8 @@ class Office:
                 slot = new_slot(method, setting)
             except UserError as problem:  # about a setting, or a file that the server's config names
                 raise Refused(str(problem)) from None
+            if slot.private is not None:
+                slot.private.key = self._noise_key
             self._workplace = (text, Workplace(config, method, setting, slot))
         return self._workplace[1]
 
@@ -178,6 +201,8 @@ class Office:
             views=tuple(header["views"]),
             data=header["data"],
         )
+        if work.slot.private is not None:
+            work.slot.private.occasion = f"{header['run']}/{header['identity']}"
         elsewhere = self._data(work, request.data) if request.data else None
         outcome = exhaust(work.slot.perform(request, message, kept, self._data(work, request.site), elsewhere))
         if version:

@@ -34,6 +34,7 @@ class LocalClient(FedAvgClient):
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {"train": {}}
     views = ("personal",)
+    image_by_image: ClassVar[bool] = True
 
     def build(self) -> None:
         self.net = self.new_net()

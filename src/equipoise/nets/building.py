@@ -19,6 +19,8 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
         net = build_outside(config, num_classes, channels)
     else:
         net = _built_in(config, num_classes, channels)
+    if config.group_norm:
+        _replace_batch_norm(net)
     if config.init == "torch":
         for module in net.modules():
             if isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.modules.batchnorm._BatchNorm):
@@ -44,3 +46,17 @@ def _built_in(config: NetConfig, num_classes: int, channels: int) -> Net:
             + ", ".join(skipping)
         )
     return found.make(num_classes, channels, **rates)
+
+
+#: channels of a group, at least
+GROUP = 8
+
+
+def _replace_batch_norm(net: nn.Module) -> None:
+    """Put a group norm of as many channels in the place of every batch norm."""
+    for name, layer in [*net.named_modules()]:
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            channels = layer.num_features
+            groups = next(count for count in range(max(channels // GROUP, 1), 0, -1) if channels % count == 0)
+            path, _, leaf = name.rpartition(".")
+            setattr(net.get_submodule(path), leaf, nn.GroupNorm(groups, channels))

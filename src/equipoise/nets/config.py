@@ -32,6 +32,8 @@ class NetConfig(Table):
     """Greatest chance of skipping a residual block (stochastic depth, EfficientNets only)."""
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     """How fast running statistics of batch norms follow; by default as the net's authors have it."""
+    group_norm: Annotated[bool, Field(json_schema_extra=LATER)] = False
+    """Whether group norms replace batch norms: they treat images one by one, as differential privacy needs it."""
     head: str | None = Field(default=None, json_schema_extra=LATER)
     """Layer of a net from outside that makes the logits; by default the linear layer whose outputs they are."""
     norm: tuple[str, ...] | None = Field(default=None, json_schema_extra=LATER)
