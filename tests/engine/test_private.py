@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,7 +74,7 @@ def private_client(method: str, *settings: str):
     setting = Setting.of(config, get_method(method), federation)
     client = get_method(method).client_class(config)(setting)
     server = get_method(method).server_class(config)(setting)
-    data = SiteData(federation.sites[0], setting.num_classes, setting.device)
+    data = SiteData(federation.sites[0], setting.task, setting.device)
     message = {}
     conversation = server.round(1, [site.name for site in federation.sites])
     for ask in conversation:
@@ -203,3 +205,9 @@ def test_group_norm_replaces_every_batch_norm():
     net = build_net(NetConfig(name="resnet18", group_norm=True), 3)
     kinds = {type(layer).__name__ for layer in net.modules()}
     assert "GroupNorm" in kinds and "BatchNorm2d" not in kinds
+
+
+def test_the_page_names_the_components_that_keep_images_private():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "privacy.md").read_text().split())
+    listed = page.partition("whose loss is a mean over images: ")[2].partition(" and the server steps")[0]
+    assert set(re.findall(r"`([\w-]+)`", listed)) == {name for name in MARKED if not name.startswith("server-")}
