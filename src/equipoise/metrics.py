@@ -21,6 +21,10 @@ from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
 
 Floats = NDArray[np.float64]
+#: the specificity at which sensitivity is reported
+SPECIFICITY = 0.9
+#: asks `measure` for every metric, also those that few runs measure
+EVERY = "every"
 #: scores whose curves are drawn together; more would leave the processor's cache
 CURVE_CELLS = 1 << 11
 
@@ -30,7 +34,7 @@ class Tally:
 
     Args:
         counts: `confusion` (C, C); a task adds `calibration` (3, bins), `auc` (C,) of each class (-1: no curve) and the
-            summed `loss`
+            summed `loss`; single predictions also give `sensitivity` (C,) at SPECIFICITY (nan: no curve)
     """
 
     def __init__(self, counts: Mapping[str, ArrayLike]):
@@ -43,13 +47,13 @@ class Tally:
     @cached_property
     def recall(self) -> Floats:
         """(C,) share of each class's samples that are found; nan for a class without samples."""
-        return _ratio(self.confusion.diagonal(), self.confusion.sum(1))
+        return ratio(self.confusion.diagonal(), self.confusion.sum(1))
 
     @cached_property
     def f1(self) -> Floats:
         """(C,) F1 of each class; nan for a class without samples, also where it was predicted."""
         true, predicted = self.confusion.sum(1), self.confusion.sum(0)
-        return _ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
+        return ratio(2 * self.confusion.diagonal(), np.where(true > 0, true + predicted, 0))
 
     @property
     def mean_f1(self) -> float:
@@ -63,16 +67,28 @@ class Tally:
         found = self.confusion.diagonal() / np.maximum(predicted, 1)
         return np.where(true > 0, found, np.nan)
 
+    @cached_property
+    def specificity(self) -> Floats:
+        """(C,) share of the other classes' samples that are not taken for a class; nan for a class without samples."""
+        true, predicted, every = self.confusion.sum(1), self.confusion.sum(0), self.confusion.sum()
+        false_alarms = predicted - self.confusion.diagonal()
+        return np.where(true > 0, 1 - ratio(false_alarms, every - true), np.nan)
+
     @property
     def accuracy(self) -> float:
         """Share of samples that are predicted right."""
-        return float(_ratio(self.confusion.trace(), self.confusion.sum()))
+        return float(ratio(self.confusion.trace(), self.confusion.sum()))
 
     @property
     def areas(self) -> Floats:
         """(C,) area under the curve of each class; nan where there is no curve."""
         areas = self.counts["auc"]
         return np.where(areas >= 0, areas, np.nan)
+
+    @property
+    def calibration_error(self) -> float:
+        """The expected calibration error."""
+        return ece_from_bins(*self.counts["calibration"])
 
     @property
     def loss(self) -> float:
@@ -176,9 +192,32 @@ METRICS: tuple[Metric, ...] = (
         has_retrogress=False,
     ),
     Metric(
+        "macro_precision",
+        "Macro precision",
+        lambda tally: _over_present(np.mean, tally.precision),
+        in_tables=False,
+        always=False,
+    ),
+    Metric(
+        "macro_specificity",
+        "Macro specificity",
+        lambda tally: _over_present(np.mean, tally.specificity),
+        in_tables=False,
+        always=False,
+    ),
+    Metric(
+        "sensitivity_at_90",
+        f"Sensitivity at {SPECIFICITY:.0%} specificity",
+        lambda tally: _over_present(np.mean, tally.counts["sensitivity"]),
+        needs="sensitivity",
+        in_tables=False,
+        always=False,
+        has_retrogress=False,
+    ),
+    Metric(
         "ece",
         "ECE",
-        lambda tally: ece_from_bins(*tally.counts["calibration"]),
+        lambda tally: tally.calibration_error,
         needs="calibration",
         higher_is_better=False,
         study_place=6,
@@ -199,10 +238,11 @@ METRICS: tuple[Metric, ...] = (
 def measure(counts: Mapping[str, ArrayLike], also: str = "") -> dict[str, Any]:
     """Every metric that these counts allow, and the list `recall` of the classes; nan where one is undefined.
 
-    A class without samples is in no mean, also where it was predicted. `also` names a metric that few runs measure.
+    A class without samples is in no mean, also where it was predicted. `also` names a metric that few runs measure, or
+    is EVERY.
     """
     tally = Tally(counts)
-    wanted = [metric for metric in METRICS if metric.always or metric.name == also]
+    wanted = [metric for metric in METRICS if metric.always or also in (metric.name, EVERY)]
     numbers = {metric.name: metric.of(tally) for metric in wanted if metric.needs in counts}
     return {**numbers, "recall": tally.recall.tolist()}
 
@@ -278,7 +318,7 @@ def calibration_bins(
 def ece_from_bins(count: ArrayLike, confidence_sum: ArrayLike, correct_sum: ArrayLike) -> float:
     """Expected calibration error: |accuracy - confidence| over bins, by samples (Guo et al., 2017)."""
     gaps = np.abs(np.asarray(confidence_sum, dtype=np.float64) - np.asarray(correct_sum, dtype=np.float64))
-    return float(_ratio(gaps.sum(), np.asarray(count).sum()))
+    return float(ratio(gaps.sum(), np.asarray(count).sum()))
 
 
 def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float:
@@ -358,16 +398,34 @@ def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[flo
     return [float(pieces[start:end].sum()) for start, end in pairwise(first)]
 
 
-def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
+def ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
     """Part / whole, nan where the whole is 0."""
     whole = np.asarray(whole, dtype=np.float64)
     return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
 
 
-def _over_present(reduce: Callable[[Floats], Any], values: Floats) -> float:
-    """Reduce the values of the classes present, those that are not nan; nan where there is none."""
+def _over_present(reduce: Callable[[Floats], Any], values: Floats) -> Any:
+    """Reduce the values (C,) of the classes present, those that are not nan; nan where there is none.
+
+    Values (B, C) of resamples give (B,).
+    """
+    if values.ndim > 1:
+        return MANY[reduce](values)
     kept = values[~np.isnan(values)]
     return float(reduce(kept)) if kept.size else float("nan")
+
+
+def _means(values: Floats) -> Floats:
+    """The mean over the known values of each row of (B, C); nan where none is known."""
+    known = ~np.isnan(values)
+    return ratio(np.where(known, values, 0.0).sum(-1), known.sum(-1))
+
+
+#: how the values of many resamples are reduced
+MANY: dict[Callable[[Floats], Any], Callable[[Floats], Floats]] = {
+    np.mean: _means,
+    np.min: lambda values: np.fmin.reduce(values, axis=-1),
+}
 
 
 def _paired(first: Sequence[float], second: Sequence[float], p_value: Callable[[Floats], float]) -> float:

@@ -265,7 +265,7 @@ def test_a_finished_model_is_evaluated_elsewhere(finished):
     images = RANDOM.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
     other = eq.Federation.from_arrays(images, [names[k % 4] for k in range(40)], ["x"] * 40, classes=names)
     table = finished.evaluate(other, site="site 1")
-    assert set(table["n"]) == {40} and set(table["scope"]) == {"site", "pooled"}
+    assert set(table["n"]) == {40} and set(table["scope"]) == {"site", "mean", "pooled"}
     predicted = finished.predict(images, "site 1")["prediction"].to_numpy()
     assert table["accuracy"].iloc[0] == pytest.approx(np.mean(predicted == [names[k % 4] for k in range(40)]))
     with pytest.raises(eq.UserError, match="the run learned from"):

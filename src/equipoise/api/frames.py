@@ -7,15 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from equipoise.engine.image_scores import groups_of
+from equipoise.engine.image_scores import COLUMNS, PREDICTION, Predictions
+from equipoise.evidence.recomputed import Scored, scores_of
 from equipoise.report.record import RunRecord
-from equipoise.tasks.classification import Classification
-
-#: the number that logarithms of probabilities do not go below
-SMALLEST = 1e-38
-
 
 #: what a record's frame holds besides scores that users read
 UNTOLD = ("rule", "rounds", "offset", "confusion", "recall", "spread")
@@ -52,14 +47,14 @@ def training(run: RunRecord) -> pd.DataFrame:
     return _frame(rows, ["round", "lr", "site"])
 
 
-def predictions(classes: Sequence[str], columns: dict[str, np.ndarray]) -> pd.DataFrame:
-    """One row per model and image: its label, the model's prediction and the probability of each class."""
-    plain = {name: values for name, values in columns.items() if name not in ("probabilities", "label")}
-    names = np.array(classes)
-    frame = pd.DataFrame(
-        {**plain, "label": names[columns["label"]], "prediction": names[columns["probabilities"].argmax(1)]}
-    )
-    return pd.concat([frame, probabilities(classes, columns["probabilities"])], axis=1)
+def predictions(found: Predictions) -> pd.DataFrame:
+    """One row per model and image: its label, the model's prediction, the probability of each class, and what else is
+    known of the image."""
+    names, columns = np.array(found.classes), found.columns
+    plain = {name: columns[name] for name in COLUMNS if name != "label"}
+    frame = pd.DataFrame({**plain, "label": names[columns["label"]], "prediction": names[columns[PREDICTION]]})
+    others = pd.DataFrame({title: own for title, own in found.extra.items() if title not in frame})
+    return pd.concat([frame, probabilities(found.classes, columns["probabilities"]), others], axis=1)
 
 
 def probabilities(classes: Sequence[str], values: np.ndarray) -> pd.DataFrame:
@@ -67,24 +62,36 @@ def probabilities(classes: Sequence[str], values: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(values, columns=[f"p({name})" for name in classes])
 
 
-def measured(classes: Sequence[str], columns: dict[str, np.ndarray]) -> pd.DataFrame:
-    """The scores of predictions: each model on each place's images, and each view on the images of all sites."""
-    task = Classification(classes)
-    rows = []
-    for (split, view, site, place), chosen in groups_of(columns, "split", "view", "site", "place"):
-        summary = _summary(task, columns, chosen)
-        rows.append({"view": view, "scope": "site", "site": site, "place": place, "split": split} | summary)
-    for (split, view), chosen in groups_of(columns, "split", "view"):
-        summary = _summary(task, columns, chosen)
-        rows.append({"view": view, "scope": "pooled", "site": "", "place": "", "split": split} | summary)
-    return _frame(rows, ["view", "scope", "site", "place", "split", "n"])
+def measured(predictions: Predictions, by: Sequence[str] = (), intervals: Sequence[str] = ()) -> pd.DataFrame:
+    """The scores of predictions: each model on each place's images, their mean over sites, and pooled.
+
+    Args:
+        by: columns of the images whose values make sub-groups
+        intervals: metrics whose intervals stand beside them, as `low(metric)` and `high(metric)`
+    """
+    rows = [_row(predictions.classes, scored) for scored in scores_of(predictions, by, intervals)]
+    return _frame(rows, ["view", "scope", "site", "place", "split", *by, "n"])
 
 
-def _summary(task: Classification, columns: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, Any]:
-    """The metrics and recalls of some predictions."""
-    logits = torch.from_numpy(columns["probabilities"][rows]).clamp_min(SMALLEST).log()
-    summary = task.summary(task.measure(logits, torch.from_numpy(columns["label"][rows])))
-    return {"n": summary["n"], **summary["metrics"], **_recalls(task.classes, summary["recall"])}
+def with_intervals(told: pd.DataFrame, predictions: Predictions, metrics: Sequence[str]) -> pd.DataFrame:
+    """A run's scores with the bounds of their intervals, where its predictions give any."""
+    found = measured(predictions, intervals=metrics)
+    found["site"] = found["site"].where(found["scope"] == "site", "")
+    bounds = [f"{end}({metric})" for metric in metrics for end in ("low", "high")]
+    keys = ["view", "scope", "site", "split"]
+    known = told.assign(site=told["site"].fillna("") if "site" in told else "", split=told.get("split", "test"))
+    merged = known.merge(found[[*keys, *bounds]].drop_duplicates(keys), on=keys, how="left")
+    return pd.concat([told, merged[bounds].set_axis(told.index)], axis=1)
+
+
+def _row(classes: Sequence[str], scored: Scored) -> dict[str, Any]:
+    plain = {name: getattr(scored, name) for name in ("view", "scope", "site", "place", "split")}
+    bounds = {
+        f"{end}({metric})": getattr(found, end) for metric, found in scored.intervals.items() for end in ("low", "high")
+    }
+    summary = scored.summary
+    numbers = {"n": summary["n"], **summary["metrics"], **_recalls(classes, summary["recall"])}
+    return {**plain, **scored.by, **numbers, **bounds}
 
 
 def _recalls(classes: Sequence[str], recall: Iterable[float | None]) -> dict[str, float | None]:
@@ -94,5 +101,5 @@ def _recalls(classes: Sequence[str], recall: Iterable[float | None]) -> dict[str
 def _frame(rows: Sequence[dict[str, Any]], first: Sequence[str]) -> pd.DataFrame:
     """Rows as a table whose first columns are there even without rows; what is not known of numbers is NaN."""
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*first])
-    numbers = [name for name in frame.columns if name not in ("view", "scope", "site", "place", "split")]
+    numbers = [name for name in frame.columns if name not in first or name == "n"]
     return frame.astype({name: float for name in numbers if frame[name].dtype == object})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,9 +20,11 @@ from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.data.federation import PARTS, Federation, Site
 from equipoise.engine.checkpoint import fingerprint
-from equipoise.engine.image_scores import COLUMNS, FILE, hashed_names, read_image_scores
+from equipoise.engine.image_scores import ImageScores, Predictions, hashed_names, predictions_of
 from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
 from equipoise.engine.runs import config_of, make_config
+from equipoise.evidence.curve_frames import curve_frame
+from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.nets import outside as nets
 from equipoise.report import RunRecord, read_run, write_report
@@ -111,13 +114,44 @@ class Result:
 
     # ---- tables ----------------------------------------------------------------------------------
 
-    def scores(self) -> pd.DataFrame:
+    def scores(self, interval: bool = False, by: str | Sequence[str] = ()) -> pd.DataFrame:
         """The test scores of the selected models.
 
         A row is a view ("global", "personal" or "trained", right after local training) at a site, as the mean over
         sites, pooled over all images, or on an unseen cohort. Without test images, scores are of validation images.
+
+        Args:
+            interval: add the bounds of 95 % intervals, as `low(metric)` and `high(metric)`. Groups of images (lesions,
+                patients) are drawn with replacement within each site, sites too from ten sites on.
+            by: columns of the images, such as "sex" or ["sex", "age"]: a row for each sub-group
         """
-        return frames.scores(self.record())
+        columns = [by] if isinstance(by, str) else [*by]
+        metrics = [metric.name for metric in METRICS] if interval else []
+        if columns:
+            found = self._predictions()
+            return frames.measured(found.where(found.columns["split"] == self._scored_split()), columns, metrics)
+        table = frames.scores(self.record())
+        shown = [name for name in metrics if name in table]
+        return frames.with_intervals(table, self._predictions(), shown) if interval else table
+
+    def columns(self) -> list[str]:
+        """The columns of the images by which `scores(by=...)` makes sub-groups."""
+        return [*self._predictions().extra]
+
+    def curves(self, kind: Literal["roc", "precision-recall", "reliability", "net-benefit"] = "roc") -> pd.DataFrame:
+        """The points of curves of the reported models on test images, by view, site and class; pooled where the site
+        is empty.
+
+        - "roc": false alarms (x) against sensitivity (y), with the threshold of each point;
+        - "precision-recall": recall (x) against precision (y);
+        - "reliability": confidence (x) against accuracy (y), as the model gives it and after temperature scaling, with
+          the temperature of the site's validation images;
+        - "net-benefit": threshold (x) against net benefit (y), and that of treating everybody.
+        """
+        return curve_frame(self._predictions(), kind, self._scored_split())
+
+    def _scored_split(self) -> str:
+        return "test" if len(self.record().finals) else "valid"
 
     def history(self, kind: Literal["evaluation", "training"] = "evaluation") -> pd.DataFrame:
         """The scores of every round, or with "training" the losses, times and traffic of every site."""
@@ -131,8 +165,7 @@ class Result:
         Args:
             federation: the run's data; with it, columns `name` and `group_name` say which images these are
         """
-        classes, columns = self._image_scores()
-        table = frames.predictions(classes, columns)
+        table = frames.predictions(self._predictions())
         if federation is not None:
             names, groups = _names_by_hash(federation)
             table.insert(0, "name", table["image"].map(names))
@@ -164,21 +197,36 @@ class Result:
         return pd.concat([table, frames.probabilities(predictor.classes, found).set_index(table.index)], axis=1)
 
     def evaluate(
-        self, federation: Federation | None = None, site: str | None = None, split: str | None = None
+        self,
+        federation: Federation | None = None,
+        site: str | None = None,
+        split: str | None = None,
+        by: str | Sequence[str] = (),
+        interval: bool = False,
     ) -> pd.DataFrame:
         """The scores of the selected models on the images of another federation, at each of its sites and pooled.
 
-        Without a federation, the scores are computed again from the run's own predictions.
+        Without a federation, the scores are computed again from the run's own predictions: those of test images equal
+        the run's own scores.
 
         Args:
             federation: labelled images of the run's classes, with the run's size
             site: measure this site's personal model; by default the global one, or every personal one
             split: only train, valid or test images; by default all
+            by, interval: sub-groups and intervals, as in `scores`
         """
-        if federation is None:
-            classes, columns = self._image_scores()
-            return frames.measured(classes, columns)
-        return frames.measured(self.classes, self._predicted(federation, site, split))
+        columns = [by] if isinstance(by, str) else [*by]
+        metrics = [metric.name for metric in METRICS] if interval else []
+        if federation is not None:
+            return frames.measured(self._predicted(federation, site, split), columns, metrics)
+        found = self._predictions()
+        kept = np.ones(len(found), dtype=bool)
+        for name, wanted in (("split", split), ("site", site)):
+            if wanted is not None:
+                kept &= found.columns[name] == wanted
+        if not kept.any():
+            raise UserError(f"{self.path} holds no predictions of split {split!r} at site {site!r}; leave one out")
+        return frames.measured(found.where(kept), columns, metrics)
 
     # ---- the run ------------------------------------------------------------------------------------
 
@@ -197,14 +245,10 @@ class Result:
         self.__dict__.pop("config", None)
         return run_config(config, self.path, resume=True, progress=progress)
 
-    def _image_scores(self) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-        path = self.path / FILE
-        if not path.exists():
-            why = "its sites kept them" if self.finished else "it is not finished; go on with resume()"
-            raise UserError(f"{self.path} holds no predictions of single images: {why}")
-        return read_image_scores(path)
+    def _predictions(self) -> Predictions:
+        return read_predictions(self.path, self.finished)
 
-    def _predicted(self, federation: Federation, site: str | None, split: str | None) -> dict[str, np.ndarray]:
+    def _predicted(self, federation: Federation, site: str | None, split: str | None) -> Predictions:
         """What models predict for a federation's images, in the columns of the run's own predictions."""
         models = [site] if site is not None else self._whose_models()
         if split not in (None, *PARTS):
@@ -212,29 +256,25 @@ class Result:
         if split is None and fingerprint(federation) == self.record().start.data:
             raise UserError("these are the images that the run learned from; evaluate on the others with split='test'")
         labels_here = self._labels_here(federation)
-        found: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "probabilities")}
+        found: list[ImageScores] = []
         for owner in models:
             predictor = self.model(owner)
             _refuse_other_size(predictor, federation)
+            view = "global" if owner is None else "personal"
             for place in _measured_at(federation, owner):
                 for part, images in place.splits.items():
                     if split in (None, part):
                         batches = np.array_split(np.arange(len(images)), max(1, -(-len(images) // BATCH)))
                         values = torch.cat([probabilities_of(predictor, images.images(batch)) for batch in batches])
-                        hashes, groups = hashed_names(images)
-                        plain = {
-                            "split": split or "all", "view": "global" if owner is None else "personal",
-                            "site": owner or place.name, "place": place.name, "round": 0,
-                        }  # fmt: skip
-                        for name, value in plain.items():
-                            found[name].append(np.full(len(images), value))
-                        found["image"].append(hashes)
-                        found["group"].append(groups)
-                        found["label"].append(labels_here[images.labels])
-                        found["probabilities"].append(values.numpy())
-        if not found["label"]:
+                        labels, guesses = labels_here[images.labels], values.argmax(1).numpy()
+                        whose = owner or place.name
+                        found.append(ImageScores(0, view, whose, place.name, part, labels, values.numpy(), guesses))
+        if not found:
             raise UserError(f"{federation.name} has no {split} image to evaluate on; leave split out for all images")
-        return {name: np.concatenate(values) for name, values in found.items()}
+        told = replace(predictions_of(found, federation), classes=self.classes)
+        if split is None:
+            told.columns["split"] = np.full(len(told), "all")
+        return told
 
     def _whose_models(self) -> list[str | None]:
         """None for the global model, or the sites with personal ones where there is no global one."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from equipoise.data import Federation
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder")]
+#: what stands in place of a site's name
+SCOPES = {"mean": "mean of sites", "pooled": "all images"}
 Site = Annotated[str | None, typer.Option(help="use this site's personal model")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="as CSV, for other programs")]
 
@@ -56,6 +58,10 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
     site: Site = None,
     split: Annotated[str | None, typer.Option(help="only train, valid or test images")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN,...", help="a row for each sub-group of images: sex,age")
+    ] = None,
+    interval: Annotated[bool, typer.Option("--interval", help="95 % intervals, drawn over groups of images")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")
     ] = None,
@@ -64,27 +70,38 @@ def evaluate(
     """Example: equipoise evaluate runs/mine --data folder:other-hospital
 
     Score a finished run's models on other labelled images; without --data, on its own validation and test images.
+
+    Without --data no image is read: scores are made anew from the run's predictions.
     """
     from equipoise.api import load_result
     from equipoise.metrics import METRICS
 
     result = load_result(run_folder)
     federation = None if data is None else _federation_for(result, data, root, settings or [])
-    table = result.evaluate(federation, site, split)
+    columns = [title.strip() for title in by.split(",")] if by else []
+    table = result.evaluate(federation, site, split, columns, interval)
     if as_csv:
         typer.echo(table.to_csv(index=False), nl=False)
         return
     shown = [metric for metric in METRICS if metric.in_tables]
     rows = [
         (
-            row["site"] or "all",
-            *(row[name] for name in ("view", "split", "n")),
-            *("-" if row[m.name] != row[m.name] else f"{m.scale * row[m.name]:.1f}" for m in shown),
+            row["site"] or SCOPES[row["scope"]],
+            *(row[name] for name in ("view", "split", *columns, "n")),
+            *(_number(row, metric) for metric in shown),
         )
         for row in table.astype({"n": int}).to_dict("records")
     ]
     headings = (metric.heading for metric in shown)
-    console.print(plain_table(("site", "model", "split", "n", *headings), rows, "scores, %"))
+    title = "scores, %, with 95 % intervals over groups of images" if interval else "scores, %"
+    console.print(plain_table(("site", "model", "split", *columns, "n", *headings), rows, title))
+
+
+def _number(row: dict[str, Any], metric: Any) -> str:
+    """A score, and below it the bounds of its interval where they were asked for."""
+    values = [row.get(key) for key in (metric.name, f"low({metric.name})", f"high({metric.name})")]
+    value, low, high = ("-" if own is None or own != own else f"{metric.scale * own:.1f}" for own in values)
+    return f"{value}\n{low} to {high}" if low != "-" else value
 
 
 def _federation_for(result: Any, data: str, root: Path | None, settings: list[str]) -> Federation:

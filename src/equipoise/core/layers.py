@@ -4,7 +4,18 @@ import ast
 from pathlib import Path
 
 #: modules at the root that hold pure mathematics, together with the package of losses
-MATHS = ("losses", "aggregation", "closed_form", "prototypes", "metrics", "mask_metrics", "statistics", "sums")
+MATHS = (
+    "losses",
+    "aggregation",
+    "closed_form",
+    "prototypes",
+    "metrics",
+    "mask_metrics",
+    "statistics",
+    "bootstrap",
+    "thresholds",
+    "sums",
+)
 
 #: from bottom to top
 LAYERS = (
@@ -17,6 +28,7 @@ LAYERS = (
     ("components",),
     ("methods",),
     ("engine",),
+    ("evidence",),
     ("hospitals",),
     ("report",),
     ("studies",),

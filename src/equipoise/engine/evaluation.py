@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES
 from equipoise.tasks import Task
 
+#: what is kept of single images: classes, probabilities and predicted classes
+IMAGES = ("labels", "scores", "predictions")
 Reports = Callable[[str, str], bool]
 """Whether a view at a site (or other place) reports the round in question."""
 
@@ -34,11 +36,18 @@ class Score:
     part: str
     counts: Tensors
     summary: dict[str, Any]
+    place: str = ""
+    images: Tensors = field(default_factory=dict)
+    """What the model predicts for each image at the place, where rounds that are averaged keep it."""
 
     @classmethod
-    def of(cls, task: Task, site: str, view: str, part: str, counts: Tensors) -> Score:
-        """Summarise counts."""
-        return cls(site, view, part, counts, task.summary(counts))
+    def of(
+        cls, task: Task, site: str, view: str, part: str, counts: Tensors, place: str = "", images: bool = False
+    ) -> Score:
+        """Summarise counts; `images`: keep single predictions apart from what is counted."""
+        own = {name: counts[name] for name in IMAGES if name in counts} if images else {}
+        counted = {name: value for name, value in counts.items() if name not in own}
+        return cls(site, view, part, counted, task.summary(counted), place, own)
 
     def metric(self, name: str) -> float | None:
         """One number of the summary."""
@@ -67,8 +76,25 @@ class Evaluator:
         return wanted
 
     def round_scores(self, number: int, parts: Sequence[str]) -> Generator[None, None, list[Score]]:
-        """Scores of a round's models, of the views that are due then, at every place that has images in the parts."""
-        return (yield from self._measure(number, self._requests(parts, False, self._due_views(number))))
+        """Scores of a round's models, of the views that are due then, at every place that has images in the parts.
+
+        Where test scores of rounds are averaged, they come with what models predict for each image.
+        """
+        keep = "test" in parts and self._averaged(number) and self._sees_images and not self.task.dense
+        requests = self._requests(parts, False, self._due_views(number))
+        asked = [replace(request, scores=keep) for request in requests]
+        found = yield from self.engine.evaluate(self.server.message(), asked, number)
+        return [*self._scores(found, images=True)]
+
+    def _averaged(self, number: int) -> bool:
+        """Whether this round is one of those whose mean is reported."""
+        config = self.server.setting.config
+        return config.evaluation.rule == "mean_last" and config.may_report(number)
+
+    @property
+    def _sees_images(self) -> bool:
+        """Whether predictions of single images may leave their site."""
+        return self.engine.sees_images and self.engine.summer is None
 
     def _due_views(self, number: int) -> tuple[str, ...]:
         """The views that are measured when a round ends: all, except personal models that can wait for the final test.
@@ -77,11 +103,9 @@ class Evaluator:
         they are made once, of the reported round: a site's adaptation is seeded by round and site, so it comes out the
         same then. The mean of the last rounds needs those of each, and without test images there is no final test.
         """
-        config = self.server.setting.config
-        averaged = config.evaluation.rule == "mean_last" and config.may_report(number)
         fine_tuned = adapts(self.engine.client)
         tested = any("personal" in request.views for request in self._requests(("test",), False, self.views))
-        if fine_tuned and tested and not averaged and self.deciding_view() == "global":
+        if fine_tuned and tested and not self._averaged(number) and self.deciding_view() == "global":
             return ("global",)
         return self.views
 
@@ -115,11 +139,13 @@ class Evaluator:
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
         found = yield from self.engine.evaluate(self.server.message(), requests, number)
         self.image_scores += _image_scores(number, found)
-        return [
-            Score.of(self.task, request.site, key.partition(".")[0], key.partition(".")[2], counts)
-            for request, outcome in found
-            for key, counts in outcome.measures.items()
-        ]
+        return [*self._scores(found)]
+
+    def _scores(self, answers: Sequence[tuple[Request, Outcome]], images: bool = False) -> Iterator[Score]:
+        for request, outcome in answers:
+            for key, counts in outcome.measures.items():
+                view, _, part = key.partition(".")
+                yield Score.of(self.task, request.site, view, part, counts, request.data or request.site, images)
 
     def trained_scores(self) -> list[Score]:
         """What sites measured right after the local training of the round that has just ended."""
@@ -135,7 +161,7 @@ class Evaluator:
         Where sites are on this machine, the models' probabilities for each validation and test image are kept as well.
         """
         asked = self._requests(("test",), True, self.views)
-        if self.engine.sees_images and self.engine.summer is None:
+        if self._sees_images:
             asked = _joined([*asked, *self._requests(("valid",), True, self.views)])
         due = [
             replace(request, views=views)
@@ -143,6 +169,16 @@ class Evaluator:
             if (views := tuple(view for view in request.views if reports(view, request.site)))
         ]
         return [score for score in (yield from self._measure(number, due)) if score.part == "test"]
+
+    def averaged_images(self, rounds: Sequence[int], kept: Sequence[Sequence[Score]]) -> list[ImageScores]:
+        """Predictions of the rounds whose test scores are averaged, and for validation images of the last one."""
+        valid = [found for found in self.image_scores if found.part == "valid"]
+        return valid + [
+            ImageScores(number, score.view, score.site, score.place, score.part, *_of_images(score.images))
+            for number, scores in zip(rounds, kept)
+            for score in scores
+            if score.images
+        ]
 
     def finals(self, rounds: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
         """Results by view: per site, mean over sites and pooled, each as the mean over the rounds.
@@ -201,18 +237,21 @@ class Evaluator:
 def pack_scores(rounds: Sequence[Sequence[Score]]) -> Payload:
     """Scores of several rounds as a payload."""
     flat = [(index, score) for index, scores in enumerate(rounds) for score in scores]
-    names = [[index, score.site, score.view, score.part] for index, score in flat]
-    counts: Payload = {str(i): score.counts for i, (_, score) in enumerate(flat)}
+    names = [
+        [index, score.site, score.view, score.part, *([score.place] if score.images else [])] for index, score in flat
+    ]
+    counts: Payload = {str(i): {**score.counts, **score.images} for i, (_, score) in enumerate(flat)}
     return counts | {"names": json.dumps(names)}
 
 
 def unpack_scores(payload: Payload, task: Task) -> list[list[Score]]:
     """The inverse of `pack_scores`."""
     rounds: dict[int, list[Score]] = {}
-    for position, (index, site, view, part) in enumerate(json.loads(str(payload["names"]))):
+    for position, (index, site, view, part, *place) in enumerate(json.loads(str(payload["names"]))):
         counts = payload[str(position)]
         assert isinstance(counts, dict)
-        rounds.setdefault(index, []).append(Score.of(task, site, view, part, counts))
+        score = Score.of(task, site, view, part, counts, "".join(place), bool(place))
+        rounds.setdefault(index, []).append(score)
     return list(rounds.values())
 
 
@@ -222,9 +261,12 @@ def _image_scores(number: int, answers: Sequence[tuple[Request, Outcome]]) -> It
         for key, counts in outcome.measures.items():
             if "scores" in counts:
                 view, _, part = key.partition(".")
-                labels, probabilities = counts["labels"].numpy(), counts["scores"].numpy()
                 place = request.data or request.site
-                yield ImageScores(number, view, request.site, place, part, labels, probabilities)
+                yield ImageScores(number, view, request.site, place, part, *_of_images(counts))
+
+
+def _of_images(counts: Tensors) -> tuple[np.ndarray, ...]:
+    return tuple(counts[name].numpy() for name in IMAGES)
 
 
 def _joined(requests: Sequence[Request]) -> list[Request]:

@@ -1,15 +1,18 @@
 """What the reported models predict for each validation and test image, kept as `predictions.npz` in the run's folder.
 
 Names of files may name patients, so a name is a hash. Its key comes from the images themselves. Runs on the same images
-have the same hashes, and a reader without the images cannot try names out. Between hospitals there is no such file:
-predictions of single images stay at their site.
+have the same hashes, and a reader without the images cannot try names out. Between hospitals each site writes the file
+for its own images, on its own disk: predictions of single images stay there.
+
+What the data set tells of images besides, such as age and sex, is kept for sub-groups: numbers in bands, and nothing
+that singles images out.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,20 @@ from equipoise.data.store import Store
 FILE = "predictions.npz"
 #: columns of plain values, one entry per image and model
 COLUMNS = ("split", "view", "site", "place", "round", "image", "group", "label")
+#: what earlier versions did not write
+PREDICTION = "prediction"
+#: before the title of a column that the data set has of its images
+EXTRA = "extra:"
+#: a column has at most so many different values, and at least so many images of each on average
+MOST_VALUES, LEAST_IMAGES = 100, 5
+#: numbers with more values than this are put in bands of this width
+BAND = 10
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class ImageScores:
-    """One model's probabilities (n, C) for one part of the images of a place, and their labels (n,).
+    """One model's probabilities (n, C) for one part of the images of a place, their labels and its predictions (n,).
 
     Args:
         site: whose model it is, or where the global one was measured
@@ -41,16 +53,41 @@ class ImageScores:
     part: str
     labels: np.ndarray
     probabilities: np.ndarray
+    predictions: np.ndarray
 
 
-def write_image_scores(path: Path, scores: Sequence[ImageScores], federation: Federation) -> None:
-    """Write the predictions of all models whole or not at all; nothing where there are none."""
-    if not scores:
-        return
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a run's models for single images.
+
+    Args:
+        columns: (n,) those of COLUMNS and `prediction`, and `probabilities` (n, C)
+        extra: (n,) what else is known of each image, by title
+    """
+
+    classes: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def where(self, chosen: np.ndarray) -> Predictions:
+        """The predictions at some positions, or where a mask (n,) is true."""
+        kept = {name: values[chosen] for name, values in self.columns.items()}
+        return Predictions(self.classes, kept, {name: values[chosen] for name, values in self.extra.items()})
+
+
+def predictions_of(scores: Sequence[ImageScores], federation: Federation) -> Predictions:
+    """The predictions of all models as columns, with hashes for names."""
     splits = {(place.name, part): split for place in federation.places() for part, split in place.splits.items()}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "probabilities")}
+    told = {split.store: sub_groups(split.store) for split in splits.values()}
+    titles = dict.fromkeys(title for columns in told.values() for title in columns)
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, PREDICTION, "probabilities")}
+    extra: dict[str, list[np.ndarray]] = {title: [] for title in titles}
     for score in scores:
-        image, group = hashed_names(splits[score.place, score.part])
+        split = splits[score.place, score.part]
+        image, group = hashed_names(split)
         plain = {"split": score.part, "view": score.view, "site": score.site, "place": score.place}
         for name, text in plain.items():
             columns[name].append(np.full(len(score.labels), text))
@@ -58,17 +95,67 @@ def write_image_scores(path: Path, scores: Sequence[ImageScores], federation: Fe
         columns["image"].append(image)
         columns["group"].append(group)
         columns["label"].append(score.labels.astype(np.int64))
+        columns[PREDICTION].append(score.predictions.astype(np.int64))
         columns["probabilities"].append(score.probabilities.astype(np.float32))
-    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
+        at = _hashes(split.store)[2][split.rows]
+        for title in titles:
+            known = told[split.store].get(title)
+            extra[title].append(np.full(len(at), UNKNOWN) if known is None else known[at])
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    return Predictions(federation.classes, joined, {title: np.concatenate(values) for title, values in extra.items()})
+
+
+def write_image_scores(path: Path, scores: Sequence[ImageScores], federation: Federation) -> None:
+    """Write the predictions of all models whole or not at all; nothing where there are none."""
+    if not scores:
+        return
+    found = predictions_of(scores, federation)
+    columns: dict[str, Any] = {**found.columns, **{f"{EXTRA}{title}": own for title, own in found.extra.items()}}
     with replacing(path, durable=False) as draft, draft.open("wb") as file:
-        np.savez_compressed(file, classes=np.array(federation.classes), **joined)
+        np.savez_compressed(file, classes=np.array(found.classes), **columns)
 
 
-def read_image_scores(path: Path) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """The names of the classes, and the columns of a file of predictions with their `probabilities` (n, C)."""
+def read_image_scores(path: Path) -> Predictions:
+    """The predictions in a file."""
     with np.load(path) as file:
         columns = {name: file[name] for name in (*COLUMNS, "probabilities")}
-        return tuple(map(str, file["classes"])), columns
+        columns[PREDICTION] = file[PREDICTION] if PREDICTION in file else columns["probabilities"].argmax(1)
+        extra = {name.removeprefix(EXTRA): file[name] for name in file if name.startswith(EXTRA)}
+        return Predictions(tuple(map(str, file["classes"])), columns, extra)
+
+
+@cache
+def sub_groups(store: Store) -> dict[str, np.ndarray]:
+    """The columns (n,) of a store by which images fall into sub-groups, by title, in the order of its index.
+
+    Many different numbers are put in bands. A column that would single images out, such as one of names, is left out.
+    """
+    found = {}
+    for title, values in store.index.extra.items():
+        known = banded(values)
+        if len(np.unique(known)) <= min(MOST_VALUES, len(known) // LEAST_IMAGES):
+            found[title] = known
+    return found
+
+
+def banded(values: Sequence[str]) -> np.ndarray:
+    """Values as text; where all known ones are numbers, and they are many, as bands such as 40-49."""
+    texts = [text.strip() for text in values]
+    numbers = [_number(text) for text in texts]
+    known = [number for text, number in zip(texts, numbers) if text and text.lower() not in ("nan", UNKNOWN)]
+    if None in known or len(set(known)) <= BAND:
+        return np.array([text or UNKNOWN for text in texts])
+    bands = [None if number is None else int(number // BAND) * BAND for number in numbers]
+    return np.array([UNKNOWN if low is None else f"{low}-{low + BAND - 1}" for low in bands])
+
+
+def _number(text: str) -> float | None:
+    """The number of a text; DICOM writes an age of 45 years as 045Y."""
+    try:
+        number = float(text[:-1] if text[-1:] == "Y" else text)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None
 
 
 def groups_of(columns: dict[str, np.ndarray], *names: str) -> Iterator[tuple[tuple[Any, ...], np.ndarray]]:

@@ -388,7 +388,10 @@ class Run:
         for fields in (*self.evaluator.finals(kept), *cohorts):
             reported = {"round": selection.round_of(fields["view"], fields["site"]), **fields}
             self._tell("final", part="test", rule=rule, **reported)
-        write_image_scores(self.folder / FILE, self.evaluator.image_scores, self.federation)
+        images = self.evaluator.image_scores
+        if rule == "mean_last":
+            images = self.evaluator.averaged_images(self.config.evaluation.reportable(present), selection.kept)
+        write_image_scores(self.folder / FILE, images, self.federation)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.log.write(event, **fields)

@@ -19,6 +19,8 @@ from equipoise.tasks.base import Counts, Task, number
 CALIBRATION_BINS = 15
 #: sums of numbers between 0 and 1 may be off by so much, by rounding
 SLACK = 1e-3
+#: the number that a probability in a logarithm does not go below
+SMALLEST = 1e-38
 
 
 class Classification(Task):
@@ -48,20 +50,27 @@ class Classification(Task):
         """The counts of `measure`; with each image's `scores` where asked for."""
         logits = torch.nan_to_num(seen["logits"])  # a diverged model is measured like any other
         counts = self.measure(logits, seen["target"])
-        return counts | ({"scores": logits.softmax(1).cpu(), "labels": seen["target"].cpu()} if single else {})
+        if not single:
+            return counts
+        single_ones = {"scores": logits.softmax(1), "predictions": logits.argmax(1), "labels": seen["target"]}
+        return counts | {name: values.cpu() for name, values in single_ones.items()}
 
     def measure(self, logits: Tensor, targets: Tensor) -> Counts:
         """Confusion, calibration bins, loss, and the AUC of each class at this site (-1: undefined)."""
         loss = F.cross_entropy(logits, targets, reduction="sum")
         probabilities = logits.softmax(1).cpu().double().numpy()
         labels = targets.cpu().numpy()
-        bins = metrics.calibration_bins(labels, probabilities, CALIBRATION_BINS)
-        return {
-            "confusion": self.confusion(logits, targets).cpu(),
-            "calibration": torch.from_numpy(np.stack([np.asarray(b, dtype=np.float64) for b in bins])),
-            "auc": torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0)),
-            "loss": loss.double().cpu().reshape(1),
-        }
+        counts = {"confusion": self.confusion(logits, targets).cpu(), **_counted(labels, probabilities)}
+        return counts | {"loss": loss.double().cpu().reshape(1)}
+
+    def counts_of(self, labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray) -> Counts:
+        """The counts of `measure`, from predicted classes (n,) and probabilities (n, C) that were kept."""
+        values = probabilities.astype(np.float64)
+        confusion = metrics.confusion_matrix(labels, predictions, self.num_classes)
+        of_label = np.take_along_axis(values, labels[:, None], 1)
+        loss = -np.log(np.maximum(of_label, SMALLEST)).sum()
+        counts = {"confusion": torch.from_numpy(confusion), **_counted(labels, values)}
+        return counts | {"loss": torch.tensor([loss], dtype=torch.float64)}
 
     @cached_property
     def template(self) -> Counts:
@@ -82,7 +91,7 @@ class Classification(Task):
 
     def summary(self, counts: Counts) -> dict[str, Any]:
         confusion = counts["confusion"].numpy()
-        numbers = metrics.measure({name: value.numpy() for name, value in counts.items()}, self.also)
+        numbers = metrics.measure({name: np.asarray(value) for name, value in counts.items()}, self.also)
         recall = numbers.pop("recall")
         return {
             "metrics": {name: number(value) for name, value in numbers.items()},
@@ -124,6 +133,15 @@ def _curve_problem(areas: Tensor, described: Sequence[int]) -> str | None:
         if area != -1 and not (0 <= area <= 1 + SLACK and 0 < own < images):
             return f"the area under the curve of a class of {own} among {images} images is {area:.3g}"
     return None
+
+
+def _counted(labels: np.ndarray, probabilities: np.ndarray) -> Counts:
+    """Calibration bins, and the AUC of each class."""
+    bins = metrics.calibration_bins(labels, probabilities, CALIBRATION_BINS)
+    return {
+        "calibration": torch.from_numpy(np.stack([np.asarray(b, dtype=np.float64) for b in bins])),
+        "auc": torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0)),
+    }
 
 
 TASK = Classification
