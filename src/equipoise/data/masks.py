@@ -27,19 +27,28 @@ WHITE = 255
 
 
 def decode_mask(
-    content: bytes, size: int, crop: Crop, whole: tuple[int, int], classes: Sequence[str], frame: Frame | None = None
+    content: bytes,
+    size: int,
+    crop: Crop,
+    whole: tuple[int, int],
+    classes: Sequence[str],
+    frame: Frame | None = None,
+    threshold: int | None = None,
 ) -> np.ndarray:
     """A mask's file as class indices, uint8 (size, size), cut and resized (nearest neighbour) as its image is.
 
     Args:
         whole: width and height of the image, before it becomes square
         frame: which image of a file with several
+        threshold: values from this one on are the second of two classes, the others the first
 
     Raises:
         ValueError: for a mask of another size than its image, and for values that are no class
         Exception: of many kinds, as Pillow does, when the file is broken
     """
     values = _values(content, frame)
+    if threshold is not None:
+        values = values >= threshold
     return square_mask(as_classes(values, classes), size, crop, whole)
 
 
@@ -82,7 +91,8 @@ def _values(content: bytes, frame: Frame | None) -> np.ndarray:
     if volumes.is_volume_content(content):
         if frame is None:
             raise ValueError("it is a volume, and one slice of it is to be read")
-        return volumes.values(content, frame.plane, frame.number)
+        found = volumes.values(content, frame.plane, frame.number)
+        return found[:, ::-1] if frame.mirrored else found
     if is_dicom(content):
         return stored_values(content, None if frame is None else frame.number)
     if content.startswith(np.lib.format.MAGIC_PREFIX):

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -179,7 +179,7 @@ def _build(listing: Listing, folder: Path, config: DataConfig, workers: int, pro
     if listing.masks:
         shapes[MASKS] = (len(records), size, size)
     done = _open_draft(draft, listing.checksum(), shapes)
-    unreadable, depths = _decode_all(records, listing.classes, draft, done, config, workers, progress)
+    unreadable, depths = _decode_all(records, listing, draft, done, config, workers, progress)
     if unreadable and not config.skip_unreadable:
         found = f"{len(unreadable)} of {len(records)} images of {config.name} cannot be read"
         raise UserError(f"{found}: {first_few(unreadable.values())} {SKIP}")
@@ -221,7 +221,7 @@ def _open_draft(draft: Path, checksum: str, shapes: Mapping[str, tuple[int, ...]
 
 def _decode_all(
     records: list[Record],
-    classes: Sequence[str],
+    listing: Listing,
     draft: Path,
     done: dict[int, set[int]],
     config: DataConfig,
@@ -250,7 +250,7 @@ def _decode_all(
     ):
         task = bar.add_task(config.name, total=len(records), completed=min(len(done) * BATCH, len(records)))
         batches = (records[number * BATCH : (number + 1) * BATCH] for number in todo)
-        decoded = pool.map(lambda batch: _decode_batch(batch, archives, config, classes), batches)
+        decoded = pool.map(lambda batch: _decode_batch(batch, archives, config, listing), batches)
         for number, (images, masks, failed, guessed) in zip(todo, decoded):
             packed.write(number * BATCH, images)
             if of_masks is not None:
@@ -287,7 +287,7 @@ class _Packed:
 
 
 def _decode_batch(
-    batch: list[Record], archives: Archives, config: DataConfig, classes: Sequence[str]
+    batch: list[Record], archives: Archives, config: DataConfig, listing: Listing
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str], set[int]]:
     """Images (b, C, size, size) and masks (b, size, size) of a batch, zeros where images have none.
 
@@ -304,8 +304,8 @@ def _decode_batch(
             where = record.location
             found = decode_fully(archives.read(where), size, config.crop, config.window, where.frame)
             if record.mask is not None:
-                content, frame = archives.read(record.mask), record.mask.frame
-                masks[row] = decode_mask(content, size, config.crop, found.whole, classes, frame)
+                content, how = archives.read(record.mask), (record.mask.frame, listing.threshold)
+                masks[row] = decode_mask(content, size, config.crop, found.whole, listing.classes, *how)
             images[row] = found.pixels
             guessed.add(found.bits)
         except Exception as error:  # Pillow raises errors of many kinds on broken files

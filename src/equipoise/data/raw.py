@@ -27,10 +27,15 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", "
 
 
 class Frame(NamedTuple):
-    """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane."""
+    """One of several images in a file: a frame of DICOM, or a slice of a volume in a plane.
+
+    Args:
+        mirrored: left and right are exchanged, as DICOM shows axial slices
+    """
 
     number: int
     plane: volumes.Plane = "axial"
+    mirrored: bool = False
 
 
 @dataclass(frozen=True)

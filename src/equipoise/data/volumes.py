@@ -99,6 +99,13 @@ def values(content: bytes, plane: Plane, number: int) -> np.ndarray:
     return np.rot90(_kept(content).take(number, axis=PLANES.index(plane)))
 
 
+def marked(source: Path, plane: Plane) -> np.ndarray:
+    """Which slices of a mask show something (n,): bool."""
+    voxels = _voxels(read_whole(source))
+    others = tuple(axis for axis in range(3) if axis != PLANES.index(plane))
+    return np.asarray((voxels > 0).any(axis=others))
+
+
 def _voxels(content: bytes, kind: type | None = None) -> np.ndarray:
     """A volume's voxels (X, Y, Z), turned; of a kind of numbers, or of that of the file."""
     package, image = _opened(content)

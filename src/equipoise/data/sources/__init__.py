@@ -68,6 +68,7 @@ class Listing:
         columns: titles of what else is known of images, such as age and sex
         facts: what people may want to know about this copy of the data set
         masks: images have masks, which show where the classes lie, and no labels
+        threshold: values of masks from this one on are the second of two classes, the others the first
     """
 
     source: str
@@ -79,6 +80,7 @@ class Listing:
     columns: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     masks: bool = False
+    threshold: int | None = None
 
     def __post_init__(self) -> None:
         if not self.records:
