@@ -7,6 +7,7 @@ reading them needs `data.skip_unreadable = true`, or documented numbers to match
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -217,15 +218,107 @@ def femnist(root: Path, writers: int = 60, each: int = 62) -> None:
         path.write_text(json.dumps(content))
 
 
+def mask_of(number: int, sides: tuple[int, int] = SIDES) -> np.ndarray:
+    """Where an image of this number shows its structure: uint8 (H, W), 0 and 1."""
+    width, height = sides
+    down, right = np.mgrid[:height, :width]
+    centre = height * (0.4 + 0.02 * (number % 10)), width * (0.4 + 0.02 * (number % 7))
+    return (np.hypot(down - centre[0], right - centre[1]) < min(sides) * 0.25).astype(np.uint8)
+
+
+def ham10000_lesions(root: Path) -> None:
+    """HAM10000 with a folder of masks, whose lesions are dark."""
+    for number, (name, _, _) in enumerate(ham10000(root)):
+        mask = mask_of(number)
+        pixels = np.random.default_rng(number).integers(150, 220, (*mask.shape, 3)) - 100 * mask[..., None]
+        Image.fromarray(pixels.astype(np.uint8)).save(root / "images" / f"{name}.jpg")
+        folder = root / "HAM10000_segmentations_lesion_tschandl"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(mask * np.uint8(255)).save(folder / f"{name}_segmentation.png")
+
+
+def metaimage(path: Path, voxels: np.ndarray, spacing: tuple[float, float, float] = (0.5, 0.5, 3.0)) -> None:
+    """A volume (X, Y, Z) of whole numbers as MetaImage: .mha, or .mhd with its voxels in a .raw file beside it."""
+    apart = path.suffix == ".mhd"
+    lines = [
+        "ObjectType = Image", "NDims = 3", "BinaryData = True", "BinaryDataByteOrderMSB = False",
+        "CompressedData = False", "TransformMatrix = 1 0 0 0 1 0 0 0 1", "Offset = 5 6 7",
+        f"ElementSpacing = {' '.join(map(str, spacing))}", f"DimSize = {' '.join(map(str, voxels.shape))}",
+        "ElementType = MET_SHORT", f"ElementDataFile = {f'{path.stem}.raw' if apart else 'LOCAL'}",
+    ]  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = voxels.astype("<i2").tobytes(order="F")
+    path.write_bytes(("\n".join(lines) + "\n").encode() + (b"" if apart else data))
+    if apart:
+        path.with_suffix(".raw").write_bytes(data)
+
+
+def nrrd(path: Path, voxels: np.ndarray) -> None:
+    """A volume (X, Y, Z) of whole numbers as NRRD, compressed."""
+    header = (
+        "NRRD0004\n# made up\ntype: short\ndimension: 3\nspace: left-posterior-superior\n"
+        f"sizes: {' '.join(map(str, voxels.shape))}\nspace directions: (0.5,0,0) (0,0.5,0) (0,0,3)\n"
+        "endian: little\nencoding: gzip\nspace origin: (5,6,7)\n\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header.encode() + gzip.compress(voxels.astype("<i2").tobytes(order="F")))
+
+
+def prostate_volume(number: int, slices: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """A bright prostate (X, Y, Z) on a dark ground, off the middle, and its zones 1 and 2; none in the outer slices."""
+    mask = np.zeros((24, 20, slices), dtype=np.int16)
+    mask[4:12, 5 + number % 5 : 14, 1:-1] = 1
+    mask[6:10, 7 + number % 5 : 11, 1:-1] = 2
+    return np.random.default_rng(number).integers(0, 60, mask.shape) + 150 * (mask > 0), mask
+
+
+def prostate(root: Path) -> None:
+    """NCI-ISBI 2013 as DICOM series with NRRD masks, and PROMISE12 as MetaImage; all patients that take part."""
+    import pydicom
+
+    for name, collection in (("Prostate3T", "Prostate-3T"), ("ProstateDx", "PROSTATE-DIAGNOSIS")):
+        for number in range(1, 31):
+            case = f"{name}-01-{number:04d}"
+            voxels, mask = prostate_volume(number)
+            nrrd(root / "NCI-ISBI" / "Training" / f"{case}.nrrd", mask)
+            for place in range(voxels.shape[2]):
+                file = root / collection / case / "study" / "series" / f"{9 - place:06d}.dcm"
+                slice_file(file, voxels[:, :, place].T, case, (100, 220))
+                content = pydicom.dcmread(file)
+                content.ImagePositionPatient, content.SeriesInstanceUID = [5, 6, 7 + 3 * place], "1.2.3"
+                content.save_as(file)
+    for number in range(50):
+        voxels, mask = prostate_volume(number)
+        metaimage(root / "PROMISE12" / f"Case{number:02d}.mhd", voxels)
+        metaimage(root / "PROMISE12" / f"Case{number:02d}_segmentation.mhd", mask > 0)
+
+
+def prostate_six(root: Path) -> None:
+    """The prepared folders of six sites: NIfTI with masks beside, some of which tell zones."""
+    import nibabel
+
+    from equipoise.data.sources.prostate_six import PATIENTS
+
+    for site, count in PATIENTS.items():
+        for number in range(count):
+            for kind, voxels in zip(("", "_segmentation" if number % 2 else "_Segmentation"), prostate_volume(number)):
+                file = root / site / f"Case{number:02d}{kind}.nii.gz"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                nibabel.save(nibabel.Nifti1Image(voxels.astype(np.int16), np.diag([-1.0, -1.0, 3.0, 1.0])), file)
+
+
 MAKERS: dict[str, Maker] = {
     "dermoscopy-prr": dermoscopy_prr,
     "fed-isic2019": fed_isic2019,
     "fediic-real": fediic_real,
     "femnist": femnist,
     "ham10000": ham10000,
+    "ham10000-lesions": ham10000_lesions,
     "isic2019": isic2019,
     "kvasir": kvasir,
     "oct": oct,
     "pbc": pbc,
+    "prostate": prostate,
+    "prostate-six": prostate_six,
     "rsna-ich": rsna_ich,
 }

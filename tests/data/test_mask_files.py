@@ -1,7 +1,6 @@
 """Masks in files: what pairs with which image, what values mean, and how a mask becomes square beside its image."""
 
-import gzip
-import io
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -305,50 +304,22 @@ def test_from_arrays_refuses_masks_that_do_not_fit(tmp_path):
 # ---- MetaImage and NRRD ----
 
 
-def metaimage(voxels, spacing=(0.5, 0.5, 3.0), compressed=False):
-    import zlib
-
-    data = voxels.astype("<i2").tobytes(order="F")
-    lines = [
-        "ObjectType = Image", "NDims = 3", "BinaryData = True", "BinaryDataByteOrderMSB = False",
-        f"CompressedData = {compressed}", "TransformMatrix = 1 0 0 0 1 0 0 0 1", "Offset = 5 6 7",
-        f"ElementSpacing = {' '.join(map(str, spacing))}", f"DimSize = {' '.join(map(str, voxels.shape))}",
-        "ElementType = MET_SHORT", "ElementDataFile = LOCAL",
-    ]  # fmt: skip
-    return ("\n".join(lines) + "\n").encode() + (zlib.compress(data) if compressed else data)
-
-
-def nrrd(voxels):
-    header = (
-        "NRRD0004\n# made up\ntype: short\ndimension: 3\nspace: left-posterior-superior\n"
-        f"sizes: {' '.join(map(str, voxels.shape))}\nspace directions: (0.5,0,0) (0,0.5,0) (0,0,3)\n"
-        "endian: little\nencoding: gzip\nspace origin: (5,6,7)\n\n"
-    )
-    return header.encode() + gzip.compress(voxels.astype("<i2").tobytes(order="F"))
-
-
-def test_metaimage_and_nrrd_show_the_slices_of_the_same_nifti_volume(tmp_path):
+def test_metaimage_and_nrrd_show_the_slices_of_the_same_nifti_volume(made_up, tmp_path):
     nibabel = pytest.importorskip("nibabel", reason="needs equipoise[medical]")
     from equipoise.data import volumes
 
     voxels = RANDOM.integers(0, 1000, (6, 7, 4))
     lps = np.diag([-0.5, -0.5, 3.0, 1.0])
     lps[:3, 3] = -5, -6, 7
-    file = io.BytesIO(nibabel.Nifti1Image(voxels.astype(np.int16), lps).to_bytes()).getvalue()
-    (tmp_path / "a.mha").write_bytes(metaimage(voxels))
-    head, data = metaimage(voxels).split(b"LOCAL\n", 1)
-    (tmp_path / "b.mhd").write_bytes(head + b"b.raw\n")
-    (tmp_path / "b.raw").write_bytes(data)
-    others = [
-        metaimage(voxels),
-        metaimage(voxels, compressed=True),
-        nrrd(voxels),
-        volumes.read_whole(tmp_path / "b.mhd"),
-    ]
-    for number in range(4):
-        expected = volumes.values(file, "axial", number)
-        for content in others:
-            assert volumes.is_volume_content(content)
-            assert (volumes.values(content, "axial", number) == expected).all()
+    file = nibabel.Nifti1Image(voxels.astype(np.int16), lps).to_bytes()
+    others = [tmp_path / name for name in ("a.mha", "b.mhd", "c.nrrd")]
+    for path in others:
+        (made_up.nrrd if path.suffix == ".nrrd" else made_up.metaimage)(path, voxels)
+    head, mark, data = others[0].read_bytes().partition(b"LOCAL\n")
+    packed = head.replace(b"CompressedData = False", b"CompressedData = True") + mark + zlib.compress(data)
+    for content in (packed, *map(volumes.read_whole, others)):
+        assert volumes.is_volume_content(content)
+        for number in range(4):
+            assert (volumes.values(content, "axial", number) == volumes.values(file, "axial", number)).all()
             assert (volumes.shown(content, "axial", number) == volumes.shown(file, "axial", number)).all()
-    assert volumes.slices(tmp_path / "b.mhd", "axial") == volumes.slices(tmp_path / "a.mha", "axial") == 4
+    assert [volumes.slices(path, "axial") for path in others] == [4, 4, 4]

@@ -20,20 +20,22 @@ _MOST_NUMBERED = 24  # sites; with more of them numbers would overlap
 
 
 def table(federation: Federation) -> Table:
-    """Images of each class at each site, part by part.
+    """Images of each class at each site, part by part; where images have masks, images and pixels of each structure.
 
     Names are `Text`, not markup: a class may be called "[red]".
     """
     rows = []
+    masked = federation.task == "segmentation"
     for site in federation.places():
         parts = [part for part in PARTS if part in site.splits]
         for part in parts:
             counts = site.class_counts(len(federation.classes), part)
-            numbers = [f"{count:,}" if count else "-" for count in (*counts, counts.sum())]
+            every = len(site.splits[part]) if masked else counts.sum()
+            numbers = [f"{count:,}" if count else "-" for count in (*counts, every)]
             rows.append((site.name if part == parts[0] else "", part, *numbers))
-    title = Text(f"{federation.name}: images by site, part and class", style="table.title")
+    title = Text(f"{federation.name}: {_unit(federation)} by site, part and class", style="table.title")
     shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column, name in enumerate(("site", "part", *federation.classes, "all")):
+    for column, name in enumerate(("site", "part", *federation.classes, "images" if masked else "all")):
         widest = max(len(row[column]) for row in rows)  # a narrow terminal folds headings, never numbers
         shown.add_column(Text(name), justify="right" if column > 1 else "left", min_width=widest, overflow="fold")
     for row in rows:
@@ -41,8 +43,13 @@ def table(federation: Federation) -> Table:
     return shown
 
 
+def _unit(federation: Federation) -> str:
+    """What is counted of each class."""
+    return "pixels" if federation.task == "segmentation" else "images"
+
+
 def bubble_chart(federation: Federation, path: Path) -> None:
-    """Draw site x class as bubbles whose area is the number of images, with totals at the margins.
+    """Draw site x class as bubbles whose area is the number of images (or pixels), with totals at the margins.
 
     Training images are shown where a site trains, test images (in another colour) where it only tests.
 
@@ -71,12 +78,13 @@ def bubble_chart(federation: Federation, path: Path) -> None:
     main.set_yticks(range(num_classes), federation.classes)
     main.set_ylim(num_classes - 0.4, -0.6)
     main.set_xlim(-0.6, len(sites) - 0.4)
-    _margins(top, right, counts, trains)
+    unit = _unit(federation)
+    _margins(top, right, counts, trains, unit)
     if not trains.all():
-        colours = {"training images": _TRAIN, "test images": _OTHER}
+        colours = {f"training {unit}": _TRAIN, f"test {unit}": _OTHER}
         handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
         figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(f"{federation.name}: images by site and class", x=0.02, ha="left", color=_INK, fontsize=12)
+    figure.suptitle(f"{federation.name}: {unit} by site and class", x=0.02, ha="left", color=_INK, fontsize=12)
     figure.savefig(path, dpi=150, facecolor="white")
 
 
@@ -102,7 +110,7 @@ def _bubbles(axes: Axes, counts: np.ndarray, trains: np.ndarray) -> None:
     _plain(axes)
 
 
-def _margins(top: Axes, right: Axes, counts: np.ndarray, trains: np.ndarray) -> None:
+def _margins(top: Axes, right: Axes, counts: np.ndarray, trains: np.ndarray, unit: str) -> None:
     """Totals of each site above the bubbles, and of each class's training images beside them."""
     totals, classes = counts.sum(axis=0), counts[:, trains].sum(axis=1)
     top.bar(range(len(totals)), totals, width=0.55, color=[_TRAIN if train else _OTHER for train in trains])
@@ -114,7 +122,7 @@ def _margins(top: Axes, right: Axes, counts: np.ndarray, trains: np.ndarray) -> 
         right.annotate(f"{total:,}", (total, label), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
     top.set_ylim(0, totals.max() * 1.35)
     right.set_xlim(0, classes.max() * 1.45)
-    right.set_title("training images", fontsize=8, color=_INK)
+    right.set_title(f"training {unit}", fontsize=8, color=_INK)
     for axes in (top, right):
         _plain(axes)
         axes.tick_params(labelbottom=False, labelleft=False)

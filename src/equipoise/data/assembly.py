@@ -67,14 +67,16 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), given)
     if config.split == "grouped":
         everything = replace(everything, groups=joined_groups(index.groups, index.rows, index.equal))
+    if config.images is not None:
+        everything = everything.where(_drawn(everything, config))
     unseen = np.isin(everything.sites, index.cohorts)
     if whole:
-        check_classes(index, ~unseen)
+        check_classes(index, index.positions(everything.rows[~unseen]))
     images, warnings = everything.where(~unseen), list[str]()
     if config.split == "sites":
         images = _part_sites(images, index.ratios, scheme, config, seed)
     else:
-        images, warnings = _assign_parts(images, np.array(index.clean)[~unseen], store, config)
+        images, warnings = _assign_parts(images, np.array(index.clean)[index.positions(images.rows)], store, config)
     warnings += _equal_images(images, store, by_site=scheme == "source", with_names=whole)
     images = _thin_long_tail(images, config, seed)
     redrawn: list[str] = []
@@ -157,11 +159,27 @@ def _equal_images(images: Images, store: Store, by_site: bool, with_names: bool)
     return equal_images_told(index.equal, told, names)
 
 
+def _drawn(images: Images, config: DataConfig) -> np.ndarray:
+    """The positions of `config.images` images, of each site and class as many as their shares."""
+    strata = _strata(images)
+    least = len(np.unique(strata))
+    if config.images is not None and config.images < least:
+        raise UserError(
+            f"data.images = {config.images}, but {config.name} has images of {least} classes and sites; take {least} "
+            "or more"
+        )
+    return stratified_sample(np.unique(strata, return_inverse=True)[1], config.images or 0, config.split_seed)
+
+
+def _strata(images: Images) -> np.ndarray:
+    """A number for the site and class of each image (n,)."""
+    _, site = np.unique(images.sites, return_inverse=True)
+    return np.asarray(site * (images.labels.max() + 1) + images.labels)
+
+
 def _draw_parts(images: Images, ratios: tuple[float, float, float], config: DataConfig) -> np.ndarray:
     """A split (n,) that keeps each site's class shares; a group seen at two sites is in one part, too."""
-    _, site = np.unique(images.sites, return_inverse=True)
-    strata = site * (images.labels.max() + 1) + images.labels
-    return grouped_split(strata, images.groups, ratios, config.split_seed)
+    return grouped_split(_strata(images), images.groups, ratios, config.split_seed)
 
 
 def _leaks(images: Images) -> str | None:

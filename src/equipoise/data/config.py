@@ -113,6 +113,12 @@ class DataConfig(Table):
     training_sites: tuple[str, ...] | None = Field(default=None, description="the others only validate and test")
 
     imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")
+    images: int | None = Field(
+        default=None,
+        ge=1,
+        description="so many images of all, drawn with data.split_seed; each site and class keeps its share",
+        json_schema_extra=LATER,
+    )
     limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
     phantom: PhantomConfig = PhantomConfig()
 

@@ -1,8 +1,8 @@
 """A user's own images with masks, in folders: pairs of files, and what the folders' names stand for.
 
-Masks lie in a folder `masks` and images in a folder `images`, at the same level, under the same names without their
-endings; or masks lie beside their images and say so in their names (`case.png` and `case_mask.png`). Other levels of
-folders are sites, parts (`train`, `valid`, `test`) and, below a site, patients.
+Images lie in a folder `images` and masks in a folder `masks` beside it, under the same names without their endings.
+Or masks lie beside their images, and their names tell it (`case.png` and `case_mask.png`). Other levels of folders are
+sites, parts (`train`, `valid`, `test`) and, below a site, patients.
 """
 
 import os
@@ -26,7 +26,7 @@ ENDINGS = {*SUFFIXES, *dicom.SUFFIXES, *volumes.SUFFIXES}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file lies, but for the level that tells images from masks.
+    """Where a file lies, without the level that tells images from masks.
 
     Args:
         levels: names of folders, from the top
@@ -48,8 +48,8 @@ def listing(config: DataConfig, root: Path) -> Listing:
     images, found = _paired(root)
     if not images:
         raise UserError(
-            f"{root} has no images with masks; put them into folders images and masks under the same names, or name "
-            "masks after the images beside them (case.png and case_mask.png)"
+            f"{root} has no images with masks; put them into folders images and masks under the same names, or set "
+            "data.masks = true for masks beside images (case.png and case_mask.png)"
         )
     site = Path(os.path.abspath(root)).name
     with Archives() as archives:
@@ -149,7 +149,7 @@ def _records(
 
 
 def _of_levels(root: Path, place: Place) -> tuple[str, list[str]]:
-    """The part that folders tell, "" for none, and the names of the site and the patient, as far as they are told."""
+    """The part that folders tell, "" for none, and the names of the site and the patient, if any."""
     parts = [name for name in place.levels if name.lower() in PARTS]
     names = [name for name in place.levels if name.lower() not in PARTS]
     if len(parts) > 1 or len(names) > 2:

@@ -21,7 +21,7 @@ from equipoise.data import volumes
 from equipoise.data.dicom import is_dicom, stored_values
 from equipoise.data.raw import Crop, Frame, central_square
 
-#: the classes of masks where nobody names them
+#: the classes of masks unless `data.classes` names others
 USUAL_CLASSES = ("background", "foreground")
 WHITE = 255
 

@@ -1,7 +1,7 @@
 """MetaImage (.mhd with .raw, .mha) and NRRD volumes, as challenges publish them: their voxels and where these lie.
 
-Both are a header in text, and voxels behind it. Places are told to the left, to the back and to the head (LPS);
-NIfTI's are to the right, to the front and to the head.
+Both are a header in text, and voxels behind it. Their axes point to the left, to the back and to the head (LPS).
+NIfTI's axes point to the right, to the front and to the head (RAS).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def check_classes(index: StoreIndex, chosen: np.ndarray) -> None:
     """Refuse data that lacks a class.
 
     Args:
-        chosen: bool (n,), the images in use
+        chosen: (n,), the positions of the images in use
     """
     if index.task == "segmentation":
         counts = index.pixel_counts[chosen].sum(axis=0)
