@@ -69,7 +69,7 @@ class RosterSite(SiteSide):
 
     def count(self, message: Payload) -> Payload:
         """The number of local training images."""
-        return {"examples": int(self.class_counts.sum())}
+        return {"examples": self.client.examples}
 
 
 class AnchoredSite(SiteSide):

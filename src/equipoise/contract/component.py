@@ -66,6 +66,10 @@ class Options(Table):
         """The words that do not hold with it."""
         return frozenset()
 
+    def needs(self) -> AbstractSet[str]:
+        """Words that the data's task or, of a component, the method must grant, or another component must give."""
+        return frozenset()
+
     def single_replies(self) -> str:
         """Why its server has to read what each site sent, in words; empty: sums over sites are enough."""
         return ""
@@ -107,10 +111,6 @@ class Component(Options):
     limit: ClassVar[Mapping[str, Any]] = {}
     Site: ClassVar[type[SiteSide]] = SiteSide
     Server: ClassVar[type[ServerSide]] = ServerSide
-
-    def needs(self) -> AbstractSet[str]:
-        """Words that the method must grant, or another component must give."""
-        return frozenset()
 
     def gives(self) -> AbstractSet[str]:
         """Words that other components may need."""

@@ -8,6 +8,7 @@ from itertools import permutations
 from equipoise.contract.component import Component, Options
 from equipoise.contract.words import GRANTED, SEATS, WORDS
 from equipoise.core.errors import UserError
+from equipoise.tasks import Task
 
 
 def check_fit(method: str, options: Options, components: Sequence[Component], added: Iterable[str] = ()) -> None:
@@ -66,6 +67,15 @@ def _check_needs(method: str, options: Options, components: Sequence[Component],
             else:
                 why, remedy = "no other component gives", f"add one that does{_givers(word)}"
             raise UserError(f"{called[component.name]} needs {WORDS.get(word, word)}, which {why}; {remedy}")
+
+
+def check_needs_of_task(method: str, options: Options, components: Sequence[Component], task: type[Task]) -> None:
+    """Refuse what needs something that the task does not have, such as one label for each image."""
+    own = {component.name for component in options.components()}
+    for part, name in [(options, method), *((component, component.name) for component in components)]:
+        for word in sorted(part.needs() & task.lacks.keys()):
+            called = f"{name}, which is part of the method {method}," if name in own else name
+            raise UserError(f"{called} needs {WORDS[word]}, which {task.lacks[word]}; choose another, such as fedavg")
 
 
 def _givers(word: str) -> str:

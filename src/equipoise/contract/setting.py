@@ -54,7 +54,7 @@ class Setting:
 
     def new_net(self) -> Net:
         """The configured net with the weights that every site and the server start from."""
-        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels))
+        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels, self.task.dense))
 
     def seeded(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()` under the named random stream, moved to the device: the same everywhere."""

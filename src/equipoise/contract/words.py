@@ -27,6 +27,8 @@ WORDS: Mapping[str, str] = {
     "one training ask": "that the server asks a site once in a round to train",
     "local epochs": "training by whole epochs",
     "supervised": "a supervised loss of logits",
+    "image labels": "one label for each image",
+    "pooled features": "one vector of features for each image",
     "sites": "several sites, each with images of its own",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
     "all classes": "a loss in which classes that a site lacks compete",

@@ -14,8 +14,10 @@ from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.table import dotted, written
 from equipoise.data import load_federation
+from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
-from equipoise.methods import all_options, get_method, method_names, option_tables
+from equipoise.methods import all_options, check_task, get_method, method_names, option_tables
+from equipoise.tasks import get_task
 
 #: images up to this size train the small net where the config names none
 SMALL_PIXELS = 64
@@ -149,14 +151,25 @@ def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = ()
     """A run that is ready to execute: data loaded, what the config leaves open decided by the data."""
     device = choose_device(config.compute.device)
     federation = load_federation(config.data, config.seed)
-    config = with_net(config, federation.image_size)
+    config = decided_by_data(config, federation)
     return Run(config, get_method(config.method), federation, folder, observers, device)
 
 
-def with_net(config: Config, image_size: int) -> Config:
-    """The config with a net that suits the images, where it names none."""
-    if "name" in config.net.model_fields_set:
-        return config
-    small = (config.augment.size or image_size) <= SMALL_PIXELS
-    net = config.net.model_copy(update={"name": "small-cnn" if small else "resnet18"})
-    return config.model_copy(update={"net": net})
+def decided_by_data(config: Config, federation: Federation) -> Config:
+    """The config with a net and a metric that suit the data, where it names none; what does not suit is refused."""
+    task = get_task(federation.task)
+    found: dict[str, Any] = {}
+    if "name" not in config.net.model_fields_set:
+        large = (config.augment.size or federation.image_size) > SMALL_PIXELS
+        found["net"] = config.net.model_copy(update={"name": task.nets[large]})
+    known = [metric.name for metric in task.metrics if metric.chooses]
+    if config.evaluation.metric not in known:
+        if "metric" in config.evaluation.model_fields_set:
+            raise UserError(
+                f"evaluation.metric = '{config.evaluation.metric}' is no score of {task.name}; choose one of "
+                + ", ".join(known)
+            )
+        found["evaluation"] = config.evaluation.model_copy(update={"metric": known[0]})
+    config = config.model_copy(update=found)
+    check_task(config, task)
+    return config

@@ -22,7 +22,7 @@ from equipoise.core.storage import write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.engine.runs import with_net
+from equipoise.engine.runs import decided_by_data
 from equipoise.hospitals.authority import check_authority, check_server_certificate
 from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.deployment_files import ServerFile, check_security, split_address
@@ -154,7 +154,7 @@ def conduct(
         consortium = _consortium(config, settings, folder, post, wait, resume)
         told = consortium["sites"]
         federation = agreed_federation(config.data.name, told)
-        config = with_net(config, federation.image_size)
+        config = decided_by_data(config, federation)
         sites, counts = tuple(settings.sites), described_counts(told)
         roster = Roster(consortium["run"], sites, hosts(told), training_images(told), digests(told), counts)
         maker = _EngineMaker(post, roster, settings.flower, keep_updates)

@@ -16,7 +16,7 @@ from equipoise import components
 from equipoise.contract.component import Component
 from equipoise.contract.composition import sheet_of
 from equipoise.contract.config import Config
-from equipoise.contract.fitting import check_fit
+from equipoise.contract.fitting import check_fit, check_needs_of_task
 from equipoise.contract.method import Method, Options
 from equipoise.contract.single import check_sums
 from equipoise.core.definitions import modules_in, summary
@@ -24,6 +24,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.outside import code_digest, find, give, is_outside, reachable, short_name
 from equipoise.core.suggestions import unknown
 from equipoise.core.table import written
+from equipoise.tasks import Task
 
 #: measured costs of each method beside FedAvg, written by benchmarks/method_costs.py
 COSTS = Path(__file__).with_name("costs.json")
@@ -91,6 +92,12 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
         own = [component.name for component in options.components()]
         check_sums(config, sheet_of(method.client, found, own, method.names), options, found, method.pooled)
     return found
+
+
+def check_task(config: Config, task: type[Task]) -> None:
+    """Refuse a method, or components on it, that cannot work on the data's task."""
+    method = get_method(config.method)
+    check_needs_of_task(config.method, method.options_of(config), method.components_of(config), task)
 
 
 def option_tables(keys: Iterable[str]) -> dict[str, type[Options]]:

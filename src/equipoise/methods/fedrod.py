@@ -50,10 +50,9 @@ class FedRoDClient(FedAvgClient):
         self.keeps("personal_head", self.personal_head)
         self.phase("main", {"net": self.net, "personal_head": self.personal_head})
 
-    def new_head(self) -> nn.Linear:
-        """A linear head of zeros: at first the personal predictor is the generic one."""
-        generic = self.net.head
-        head = nn.Linear(generic.in_features, generic.out_features, bias=generic.bias is not None)
+    def new_head(self) -> nn.Module:
+        """A head of zeros: at first the personal predictor is the generic one."""
+        head = self.net.another_head()
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
         return head
@@ -65,8 +64,8 @@ class FedRoDClient(FedAvgClient):
         """
         features = self.net.features(batch.image)
         dropped = self.net.dropout(features)
-        logits = self.net.head(dropped)
-        personal = logits.detach() + self.personal_head(dropped.detach())
+        logits = self.net.logits_of(self.net.head, dropped)
+        personal = logits.detach() + self.net.logits_of(self.personal_head, dropped.detach())
         return SimpleNamespace(features=features, logits=logits, personal_logits=personal)
 
     def loss(self, batch: Batch, out: Any) -> Tensor:

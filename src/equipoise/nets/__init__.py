@@ -1,4 +1,4 @@
-"""Nets: each gives pooled features and a linear head, and names which tensors are body, head and norm."""
+"""Nets: each gives features and a head that makes logits of them, and names which tensors are body, head and norm."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""What every net looks like from outside: a body that gives pooled features, and a linear head."""
+"""What every net looks like from outside: a body that gives pooled features, and a linear head.
+
+Nets for segmentation are in `equipoise.nets.dense`: their features are maps, and their head is a 1x1 convolution.
+"""
 
 from collections.abc import Mapping
 
@@ -21,6 +24,8 @@ class Net(nn.Module):
 
     #: whether features and head are known; False for a net from outside of which only the logits are
     has_head = True
+    #: whether logits are (B, C, H, W), a class for each pixel
+    dense = False
     #: norm layers that torch does not know as such, by name
     norm_names: tuple[str, ...] = ()
 
@@ -51,7 +56,16 @@ class Net(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, num_classes) of pooled features (B, D)."""
-        return self.head(self.dropout(features))
+        return self.logits_of(self.head, self.dropout(features))
+
+    def logits_of(self, head: nn.Module, features: Tensor) -> Tensor:
+        """Logits (B, num_classes) that a head like the net's own makes of features, after dropout."""
+        logits: Tensor = head(features)
+        return logits
+
+    def another_head(self) -> nn.Module:
+        """A new head like the net's own, with random weights."""
+        return nn.Linear(self.head.in_features, self.head.out_features, bias=self.head.bias is not None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, H, W)."""
@@ -113,9 +127,13 @@ def entries_of(net: nn.Module, *names: str) -> tuple[str, ...]:
 
 
 def class_rows(module: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """The parameters of a net, or of a linear head by itself, that have a row for each class."""
+    """The parameters of a net, or of a head by itself, that have a row for each class."""
     head = module.head if isinstance(module, Net) and module.has_head else module
-    if not isinstance(head, nn.Linear) or head.out_features != num_classes:
+    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
+        size = head.out_channels
+    else:
+        size = head.out_features if isinstance(head, nn.Linear) else 0
+    if size != num_classes:
         return ()
     prefix = "" if head is module else "head."
     return tuple(f"{prefix}{name}" for name, _ in head.named_parameters())

@@ -4,21 +4,25 @@ import torch
 from torch import nn
 
 from equipoise.core.errors import UserError
-from equipoise.nets.architectures import architecture, net_names
+from equipoise.nets.architectures import architecture, dense_names, net_names
 from equipoise.nets.base import Net
 from equipoise.nets.config import NetConfig
 from equipoise.nets.weights import load_weights
 
 
 @torch.no_grad()
-def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
-    """The net of a configuration; random weights come from torch's default generator on the CPU."""
+def build_net(config: NetConfig, num_classes: int, channels: int = 3, dense: bool = False) -> Net:
+    """The net of a configuration; random weights come from torch's default generator on the CPU.
+
+    Args:
+        dense: whether it gives a class for each pixel
+    """
     if config.outside:
         from equipoise.nets.outside import build_outside
 
-        net = build_outside(config, num_classes, channels)
+        net = build_outside(config, num_classes, channels, dense)
     else:
-        net = _built_in(config, num_classes, channels)
+        net = _built_in(config, num_classes, channels, dense)
     if config.group_norm:
         _replace_batch_norm(net)
     if config.init == "torch":
@@ -34,8 +38,14 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3) -> Net:
     return net
 
 
-def _built_in(config: NetConfig, num_classes: int, channels: int) -> Net:
+def _built_in(config: NetConfig, num_classes: int, channels: int, dense: bool) -> Net:
     found = architecture(config.name)
+    if found.dense != dense:
+        gives = "a class for each pixel" if found.dense else "one class for each image"
+        raise UserError(
+            f"the net {config.name} gives {gives}, and the data {'has masks' if dense else 'has no masks'}: choose "
+            f"{', '.join(dense_names(dense))}, or a net from outside"
+        )
     rates = {"dropout": found.dropout if config.dropout is None else config.dropout}
     if found.drop_connect is not None:
         rates["drop_connect"] = found.drop_connect if config.drop_connect is None else config.drop_connect

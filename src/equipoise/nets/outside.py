@@ -139,11 +139,19 @@ def _digest(net: nn.Module) -> str:
 # ---- from a name to a net --------------------------------------------------------------------------------------------
 
 
-def build_outside(config: NetConfig, num_classes: int, channels: int) -> Net:
-    """The net of a configuration whose name leads out of this package."""
-    module = _module(config, num_classes, channels)
+def build_outside(config: NetConfig, num_classes: int, channels: int, dense: bool = False) -> Net:
+    """The net of a configuration whose name leads out of this package.
+
+    Args:
+        dense: whether it gives a class for each pixel
+    """
+    if dense:
+        from equipoise.nets.outside_dense import build_dense
+
+        return build_dense(config, made_outside(config, num_classes, channels), num_classes, channels)
+    module = made_outside(config, num_classes, channels)
     head = config.head if config.head is not None else _head_of(config.name, module, num_classes, channels)
-    norms = _norms(module, config.norm)
+    norms = norms_in(module, config.norm)
     if not head:
         return WholeNet(Body(module, config.name), norms)
     layers = dict(module.named_modules())
@@ -156,11 +164,12 @@ def build_outside(config: NetConfig, num_classes: int, channels: int) -> Net:
     assert isinstance(last, nn.Linear)
     if last.out_features != num_classes:
         raise _other_classes(config.name, last.out_features, num_classes)
-    _replace(module, head, nn.Identity())
+    put(module, head, nn.Identity())
     return OutsideNet(Body(module, config.name), last, config.dropout or 0.0, norms)
 
 
-def _module(config: NetConfig, num_classes: int, channels: int) -> nn.Module:
+def made_outside(config: NetConfig, num_classes: int, channels: int) -> nn.Module:
+    """The module that a name leads to."""
     kind, _, name = config.name.partition(":")
     arguments = config.arguments or {}
     if kind == "monai":
@@ -252,7 +261,7 @@ def _found_head(name: str, module: nn.Module, num_classes: int, channels: int) -
     ]
     training = module.training
     try:
-        logits = _probed(name, module.eval(), channels)
+        logits = probed(name, module.eval(), channels)
     finally:
         module.train(training)
         for hook in hooks:
@@ -263,7 +272,7 @@ def _found_head(name: str, module: nn.Module, num_classes: int, channels: int) -
     return alike[-1] if alike else ""
 
 
-def _probed(name: str, module: nn.Module, channels: int) -> Tensor:
+def probed(name: str, module: nn.Module, channels: int) -> Tensor:
     """The logits (2, classes) of two images of noise, of the first size that the module takes."""
     noise = torch.Generator().manual_seed(0)
     problem: Exception | None = None
@@ -283,7 +292,7 @@ def _other_classes(name: str, outputs: int, num_classes: int) -> UserError:
     )
 
 
-def _norms(module: nn.Module, told: tuple[str, ...] | None) -> tuple[str, ...]:
+def norms_in(module: nn.Module, told: tuple[str, ...] | None) -> tuple[str, ...]:
     """The layers that are norm layers, though torch does not know them as such: those named, or those so called."""
     layers = {name: layer for name, layer in module.named_modules() if next(layer.parameters(False), None) is not None}
     if told is None:
@@ -295,7 +304,7 @@ def _norms(module: nn.Module, told: tuple[str, ...] | None) -> tuple[str, ...]:
     return told
 
 
-def _replace(module: nn.Module, path: str, layer: nn.Module) -> None:
+def put(module: nn.Module, path: str, layer: nn.Module) -> None:
     """Put a layer in the place of another."""
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, layer)

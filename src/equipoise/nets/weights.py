@@ -27,8 +27,8 @@ def load_weights(net: Net, name: str, weights: str) -> None:
         found = state.get(source)
         if key.startswith("head.") and (found is None or found.shape != value.shape):
             continue
-        if found is None and key.endswith("num_batches_tracked"):
-            continue  # absent from files written by old versions of torch
+        if not source or (found is None and key.endswith("num_batches_tracked")):
+            continue  # new layers, or absent from files written by old versions of torch
         if found is not None and key == first_convolution and value.shape[1] == 1:
             found = found.sum(dim=1, keepdim=True)
         if found is None or found.shape != value.shape:

@@ -61,6 +61,10 @@ class Task:
         """Images ready for a net, and the targets that belong to them."""
         raise NotImplementedError
 
+    def images(self, class_counts: Tensor, pixels: int) -> int:
+        """How many images of so many pixels the numbers (C,) of each class are of."""
+        raise NotImplementedError
+
     # ---- counts ------------------------------------------------------------------------------------
 
     def confusion(self, logits: Tensor, targets: Tensor) -> Tensor:

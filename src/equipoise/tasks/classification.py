@@ -39,6 +39,9 @@ class Classification(Task):
     ) -> tuple[Tensor, Tensor]:
         return transform(images, randomness), targets
 
+    def images(self, class_counts: Tensor, pixels: int) -> int:
+        return int(class_counts.sum())
+
     def agreement(self, confusion: Tensor) -> float:
         """Macro F1 over the classes present."""
         return metrics.Tally({"confusion": confusion.cpu().numpy()}).mean_f1

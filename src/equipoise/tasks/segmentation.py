@@ -46,6 +46,9 @@ class Segmentation(Task):
     ) -> tuple[Tensor, Tensor]:
         return transform(images, randomness, targets)
 
+    def images(self, class_counts: Tensor, pixels: int) -> int:
+        return round(float(class_counts.double().sum()) / pixels)
+
     def agreement(self, confusion: Tensor) -> float:
         """Mean Dice of the structures, over all pixels together; 0 where there is none."""
         return float(np.nan_to_num(dice_of(confusion.cpu().numpy())))

@@ -31,7 +31,14 @@ class Architecture:
     imagenet: str | Callable[[], Path] = ""
     """The address of weights from ImageNet, or a function that finds them in a package; empty: there are none."""
     published_name: Callable[[str], str] = str
-    """The name of a tensor of the body in files of published weights."""
+    """The name of a tensor of the body in files of published weights; empty: they lack it, and it stays random."""
+    dense: bool = False
+    """Whether it gives a class for each pixel, for segmentation."""
+
+
+def dense_names(dense: bool = True) -> list[str]:
+    """The nets of this package for segmentation, or all others."""
+    return [name for name in net_names() if architecture(name).dense == dense]
 
 
 def net_names() -> list[str]:
