@@ -58,7 +58,8 @@ def test_a_good_deputy_recovers_exchanges_and_sublimates(monkeypatch, metric):
 def test_steps_move_by_the_predictions_of_all_images_of_a_part(monkeypatch, metric, part):
     judged = []
     monkeypatch.setattr(
-        "equipoise.components.deputy.macro_f1", lambda confusion: judged.append(int(confusion.sum())) or 1.0
+        "equipoise.tasks.classification.Classification.agreement",
+        lambda task, confusion: judged.append(int(confusion.sum())) or 1.0,
     )
     stages_taken(monkeypatch, f"prr.det_metric={metric}")
     site = tiny_federation(setting_of("prr", "train.epochs=4").config).training_sites()[0]
@@ -72,7 +73,7 @@ def test_without_sublimation_the_exchange_goes_on(monkeypatch):
 
 def test_a_bad_deputy_goes_on_recovering(monkeypatch):
     scores = iter([0.6, 1.0] * 3)  # the deputy is judged first
-    monkeypatch.setattr("equipoise.components.deputy.macro_f1", lambda confusion: next(scores))
+    monkeypatch.setattr("equipoise.tasks.classification.Classification.agreement", lambda task, confusion: next(scores))
     assert stages_taken(monkeypatch) == [RECOVER] * 4
 
 

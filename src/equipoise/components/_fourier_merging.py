@@ -21,7 +21,11 @@ def layer_kinds(net: nn.Module, classifier_rows: bool = True) -> dict[str, str]:
     kinds = {}
     for entry in (*named["body"], *named["head"]):
         by_row = classifier_rows and entry in named["head"]
-        kinds[entry] = {4: "conv", 2: "classifier" if by_row else "linear"}.get(state[entry].dim(), "")
+        dimensions = state[entry].dim()
+        if by_row and dimensions in (2, 4):  # of a head that is a 1x1 convolution, too
+            kinds[entry] = "classifier"
+        else:
+            kinds[entry] = {4: "conv", 2: "linear"}.get(dimensions, "")
     return kinds
 
 
@@ -38,7 +42,9 @@ def merge_deputies(
         kind = kinds[entries[0]]
         tensors = torch.stack([torch.stack([reply["model"][entry] for entry in entries]) for reply in updates])
         means = weighted_mean(tensors, [1.0] * len(updates))
-        own = fourier_average(tensors, band, kind, phase, parts) if kind else means.expand_as(tensors)
+        signals = tensors.flatten(3) if kind == "classifier" else tensors
+        own = fourier_average(signals, band, kind, phase, parts) if kind else means
+        own = own.reshape(tensors.shape) if kind else own.expand_as(tensors)
         # Clones, for a view would hold on to the tensors of all sites.
         mean |= {entry: tensor.clone() for entry, tensor in zip(entries, means)}
         merged |= {

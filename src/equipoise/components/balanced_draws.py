@@ -30,5 +30,8 @@ class BalancedDraws(Component):
     def holds(self) -> AbstractSet[str]:
         return {"draws"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"image labels"}
+
 
 COMPONENT = BalancedDraws

@@ -66,7 +66,7 @@ class Concepts(Texts):
         return {"head"}
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "plain forward", "supervised"}
+        return {"model", "plain forward", "supervised", "pooled features"}
 
     def lacks(self) -> AbstractSet[str]:
         return {"class head"}

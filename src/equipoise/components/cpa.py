@@ -20,7 +20,7 @@ from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Ask, Conversation, Payload, Replies, Work
 from equipoise.contract.summed import added
 from equipoise.core.errors import UserError
-from equipoise.losses import conjoint_prototype_aligned, membership
+from equipoise.losses import by_place, conjoint_prototype_aligned
 from equipoise.prototypes import global_prototypes
 
 PROTOTYPES: dict[str, str] = {
@@ -132,10 +132,10 @@ class CPASite(SiteSide):
         return conjoint_prototype_aligned(logits, labels, counts, local, shared, beta, options.tau)
 
     def seen(self, batch: Batch, out: Any) -> None:
-        """Add a batch's features (B, D) to the sums of their classes."""
+        """Add a batch's features (B, D) to the sums of their classes; of maps, the features of all pixels."""
         if self.options.prototypes:
-            members = membership(batch.label, self.num_classes, self.feature_sums.dtype)
-            self.feature_sums.addmm_(members.T, out.features)
+            features, members = by_place(out.features, batch.label, self.num_classes)
+            self.feature_sums.addmm_(members.T, features)
             self.feature_counts.add_(members.sum(0))
 
 

@@ -18,8 +18,7 @@ from equipoise.contract.component import Batch, Component, SiteSide
 from equipoise.contract.config import Config
 from equipoise.contract.protocol import Evaluate, Payload, Work
 from equipoise.core.errors import UserError
-from equipoise.losses import membership, mutual_kl
-from equipoise.metrics import from_confusion
+from equipoise.losses import mutual_kl
 
 RECOVER, EXCHANGE, SUBLIMATE = 1, 2, 3
 
@@ -39,11 +38,6 @@ def next_stage(
     if stage == RECOVER or deputy_score < sublimate * personal_score:
         return EXCHANGE
     return SUBLIMATE
-
-
-def macro_f1(confusion: Tensor) -> float:
-    """Macro F1 over the classes present, from counts (C, C)."""
-    return from_confusion(confusion.cpu().numpy())["macro_f1"]
 
 
 class DeputySite(SiteSide):
@@ -91,7 +85,8 @@ class DeputySite(SiteSide):
             on_valid = options.metric == "valid"
             counts = yield Evaluate("valid", models) if on_valid else Evaluate("train", models, view="augmented")
             personal, deputy = counts["personal"]["confusion"], counts["deputy"]["confusion"]
-        stage = next_stage(int(self.stage), macro_f1(deputy), macro_f1(personal), options.recover, options.sublimate)
+        score = self.setting.task.agreement
+        stage = next_stage(int(self.stage), score(deputy), score(personal), options.recover, options.sublimate)
         self.stage.fill_(stage if options.steps == "ERS" else min(stage, EXCHANGE))
 
     def measured(self, net: nn.Module, batch: Batch) -> Tensor:
@@ -113,11 +108,9 @@ class DeputySite(SiteSide):
         """Add the batch to both models' confusion matrices of this epoch."""
         if not (self.options.staged and self.options.metric == "train"):
             return
-        deputy_logits = self.client.classified(out.deputy_output)
-        labels = (batch.label, out.logits.argmax(1), deputy_logits.argmax(1))
-        true, personal, deputy = (membership(some, self.num_classes, self.personal_confusion.dtype) for some in labels)
-        self.personal_confusion.addmm_(true.T, personal)
-        self.deputy_confusion.addmm_(true.T, deputy)
+        task = self.setting.task
+        self.personal_confusion.add_(task.confusion(out.logits, batch.label))
+        self.deputy_confusion.add_(task.confusion(self.client.classified(out.deputy_output), batch.label))
 
     def predicts(self, view: str) -> bool:
         return view == "personal"
@@ -142,7 +135,7 @@ class Deputy(Component):
     sublimate: float = Field(0.9, ge=0, le=1, description="lambda_2: a deputy with a greater share of it teaches")
     metric: Literal["valid", "train", "released"] = Field(
         "valid",
-        description="images whose macro F1 moves the steps; train: augmented, counted while training; "
+        description="images whose macro F1 (of masks: Dice) moves the steps; train: augmented, counted while training; "
         "released: augmented, in a pass after each epoch",
     )
 

@@ -132,7 +132,8 @@ class GeneratorComponent(GeneratorOptions):
     Server: ClassVar[type[ServerSide]] = GeneratorServer
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "whole model", "one model", "plain forward", "plain loss", "supervised", "one training ask"}
+        own = {"model", "whole model", "one model", "plain forward", "plain loss", "supervised", "one training ask"}
+        return own | {"image labels"}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         rounds = None if setting is None else setting.config.train.rounds

@@ -83,7 +83,7 @@ class InterContrast(Component):
     orthogonal_lr: PositiveFloat = Field(0.1, description="learning rate of these steps")
 
     def needs(self) -> AbstractSet[str]:
-        return {"projections", "model", "class head"}
+        return {"projections", "model", "class head", "image labels"}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         if self.orthogonalise:

@@ -38,7 +38,7 @@ class IntraContrast(Component):
     floor: float = Field(0.07, ge=0, description="least temperature")
 
     def needs(self) -> AbstractSet[str]:
-        return {"projections"}
+        return {"projections", "image labels"}
 
 
 COMPONENT = IntraContrast

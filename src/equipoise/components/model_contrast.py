@@ -75,7 +75,7 @@ class ModelContrast(Component):
     temperature: PositiveFloat = Field(0.5, description="tau of the contrast")
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "net trains", "plain features", "one training ask"}
+        return {"model", "net trains", "plain features", "one training ask", "pooled features"}
 
 
 COMPONENT = ModelContrast

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 import torch
@@ -113,6 +114,9 @@ class Npr(Component, NprConfig):
     flat: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"npr": {"weight": 0.1}}
     Site: ClassVar[type[SiteSide]] = NprSite
+
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"} if self.weight else set()
 
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:
         return views if self.supervised else ("personal",)

@@ -25,6 +25,9 @@ class Projection(Component):
     def holds(self) -> AbstractSet[str]:
         return {"head"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def new_net(self, setting: Setting) -> Any:
         return projected_net(setting, self.size)
 

@@ -77,7 +77,7 @@ class Projector(SecondView):
     relu: bool = Field(False, description="a ReLU between the projector's two layers (released: none)")
 
     def needs(self) -> AbstractSet[str]:
-        return {"plain forward", "model", "one loss", "one training ask"}
+        return {"plain forward", "model", "one loss", "one training ask", "pooled features"}
 
     def gives(self) -> AbstractSet[str]:
         return {"second view", "projections"}

@@ -118,7 +118,16 @@ class RetrainedHead(Component):
     classifier_batch: PositiveInt = Field(32, description="features in each step of the classifier")
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "class head", "head predicts", "one model", "plain features", "one training ask", "sites"}
+        return {
+            "model",
+            "class head",
+            "head predicts",
+            "one model",
+            "plain features",
+            "one training ask",
+            "sites",
+            "pooled features",
+        }
 
     def discloses(self) -> Sheet:
         return {

@@ -29,7 +29,7 @@ class SecondView(Component):
     Site: ClassVar[type[SiteSide]] = SecondViewSite
 
     def needs(self) -> AbstractSet[str]:
-        return {"plain forward"}
+        return {"plain forward", "image labels"}
 
     def gives(self) -> AbstractSet[str]:
         return {"second view"}

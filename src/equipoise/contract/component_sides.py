@@ -113,6 +113,10 @@ class SiteSide:
         """The supervised loss, where this component holds the seat."""
         raise NotImplementedError
 
+    def supervising(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """The supervised loss with this component's term in it, of every net that learns from labels."""
+        return loss
+
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:
         """The loss with this component's term in it."""
         return loss

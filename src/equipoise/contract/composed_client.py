@@ -205,7 +205,10 @@ class ComposedClient(Composed, Client):
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
         for side in self.sides.values():
             logits = side.logits(logits)
-        return self._loss.supervised(logits, labels) if self._loss else super().supervised(logits, labels)
+        loss = self._loss.supervised(logits, labels) if self._loss else super().supervised(logits, labels)
+        for side in self.sides.values():
+            loss = side.supervising(loss, logits, labels)
+        return loss
 
     def loss(self, batch: Batch, out: Any) -> Tensor:
         for side in self.sides.values():

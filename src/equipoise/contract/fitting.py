@@ -75,7 +75,8 @@ def check_needs_of_task(method: str, options: Options, components: Sequence[Comp
     for part, name in [(options, method), *((component, component.name) for component in components)]:
         for word in sorted(part.needs() & task.lacks.keys()):
             called = f"{name}, which is part of the method {method}," if name in own else name
-            raise UserError(f"{called} needs {WORDS[word]}, which {task.lacks[word]}; choose another, such as fedavg")
+            remedy = "choose another method, such as fedavg" if name in {*own, method} else "leave it out"
+            raise UserError(f"{called} needs {WORDS[word]}, which {task.lacks[word]}; {remedy}")
 
 
 def _givers(word: str) -> str:

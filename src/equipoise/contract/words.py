@@ -29,6 +29,7 @@ WORDS: Mapping[str, str] = {
     "supervised": "a supervised loss of logits",
     "image labels": "one label for each image",
     "pooled features": "one vector of features for each image",
+    "masks": "a mask for each image",
     "sites": "several sites, each with images of its own",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
     "all classes": "a loss in which classes that a site lacks compete",

@@ -175,6 +175,7 @@ class Run:
             device=self.setting.device.type,
             config=self.config.model_dump(mode="json"),
             **self.data_told,
+            task=self.setting.task.name,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
             warnings=warnings,

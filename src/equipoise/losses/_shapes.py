@@ -40,8 +40,22 @@ def frequencies(class_counts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def membership(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """One-hot labels (B,) -> (B, C), by comparison: `one_hot` would look at the values on the host."""
-    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
+    """One-hot labels (B, ...) -> (B, C, ...), by comparison: `one_hot` would look at the values on the host."""
+    classes = torch.arange(num_classes, device=labels.device).reshape(-1, *[1] * (labels.dim() - 1))
+    return (labels[:, None] == classes).to(dtype)
+
+
+def by_place(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Features as rows (n, D), and how many samples of each class have these features (n, C).
+
+    Of features (B, D) and labels (B,) a row is an image. Of maps (B, D, h, w) and masks (B, H, W) it is a place of the
+    maps, whose features are those of all pixels there.
+    """
+    members = membership(labels, num_classes, features.dtype)
+    if features.dim() == 2:
+        return features, members
+    side = labels.shape[-1] // features.shape[-1]
+    return rows(features), rows(F.avg_pool2d(members, side) * side**2)
 
 
 def cross_entropy_over(scores: Tensor, labels: Tensor, present: Tensor | None) -> Tensor:

@@ -24,10 +24,11 @@ def mutual_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 def not_true_kl(student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
     """tau^2 KL(teacher || student) over the classes that are not the label (Lee et al., 2022), mean over samples.
 
-    Logits (B, C), labels (B,). What the student says of the label itself plays no part. Equal logits give 0.
+    Logits (B, C) or (B, C, ...), labels (B, ...). What the student says of the label itself plays
+    no part. Equal logits give 0.
     """
-    others = membership(labels, student_logits.shape[1], torch.bool).logical_not()
-    student, teacher = (widened(logits) / temperature for logits in (student_logits, teacher_logits))
+    others = membership(labels.flatten(), student_logits.shape[1], torch.bool).logical_not()
+    student, teacher = (rows(widened(logits)) / temperature for logits in (student_logits, teacher_logits))
     return temperature**2 * _kl_among(student, teacher, others)
 
 

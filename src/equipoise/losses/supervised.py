@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.core.arguments import check_shape
-from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, widened, working_dtype
+from equipoise.losses._shapes import cross_entropy_of, frequencies, membership, per_class, rows, widened, working_dtype
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -117,11 +117,11 @@ def logit_suppression(logits: Tensor, labels: Tensor, class_counts: Tensor) -> T
     of class c itself counts with an exponent of 0, as released. Logits (B, C); p are the site's class frequencies, so
     absent classes weigh nothing.
     """
-    wide = widened(logits)
+    wide = rows(widened(logits))
     share = frequencies(class_counts, wide.dtype)
     spread = wide - (share + 1e-9).log() - math.log(logits.shape[1])
-    spread = spread * (1 - membership(labels, logits.shape[1], wide.dtype))
-    return (share * (spread.logsumexp(0) - math.log(max(len(logits), 1)))).sum()
+    spread = spread * (1 - membership(labels.flatten(), logits.shape[1], wide.dtype))
+    return (share * (spread.logsumexp(0) - math.log(max(len(wide), 1)))).sum()
 
 
 def rebalanced_binary(logits: Tensor, labels: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -133,3 +133,16 @@ def rebalanced_binary(logits: Tensor, labels: Tensor, positive: Tensor, negative
     own = membership(labels, logits.shape[1], wide.dtype)
     losses = own * positive * F.softplus(-wide) + (1 - own) * negative * F.softplus(wide)
     return losses.sum(1).mean()
+
+
+def soft_dice(logits: Tensor, masks: Tensor, smooth: float = 1.0) -> Tensor:
+    """1 - the mean Dice of the structures over all pixels of a batch, of chances in place of predictions.
+
+    Logits (B, C, H, W), masks (B, H, W); class 0 is the background and does not count. `smooth` pixels are added to
+    both sides of each ratio, so that a structure that is neither there nor predicted costs nothing. Sure and right
+    logits give 0.
+    """
+    chances = rows(widened(logits).softmax(1))
+    truth = membership(masks.flatten(), logits.shape[1], chances.dtype)
+    both, sizes = (chances * truth).sum(0), chances.sum(0) + truth.sum(0)
+    return 1 - ((2 * both + smooth) / (sizes + smooth))[1:].mean()

@@ -41,6 +41,9 @@ class Options(MethodOptions):
     def components(self) -> Sequence[Component]:
         return [BalancedDraws()] if self.balanced else []
 
+    def needs(self) -> AbstractSet[str]:
+        return {"image labels"}
+
     def lacks(self) -> AbstractSet[str]:
         found = {"plain forward", "plain loss"}
         if self.present_only:

@@ -48,6 +48,9 @@ class Options(MethodOptions):
     def holds(self) -> AbstractSet[str]:
         return {"head", "loss", "merge"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def lacks(self) -> AbstractSet[str]:
         return {"class head", "whole model", "supervised", "plain loss"}
 

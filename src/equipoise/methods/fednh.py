@@ -45,6 +45,9 @@ class Options(MethodOptions):
     def holds(self) -> AbstractSet[str]:
         return {"head", "merge"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def lacks(self) -> AbstractSet[str]:
         return {"class head", "whole model"}
 

@@ -41,6 +41,9 @@ class Options(MethodOptions):
     def holds(self) -> AbstractSet[str]:
         return {"head"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def lacks(self) -> AbstractSet[str]:
         return {"plain loss"}
 

@@ -36,6 +36,9 @@ class Options(MethodOptions):
     def holds(self) -> AbstractSet[str]:
         return {"merge", "carrier"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def lacks(self) -> AbstractSet[str]:
         return {"model", "whole model", "one model", "class head", "plain loss", "net trains"}
 

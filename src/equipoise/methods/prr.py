@@ -45,7 +45,7 @@ class Options(MethodOptions):
     sublimate: float = Field(0.9, ge=0, le=1, description="lambda_2: a deputy with a greater share of it teaches")
     det_metric: Literal["valid", "train", "released"] = Field(
         "valid",
-        description="images whose macro F1 moves the steps; train: augmented, counted while training; "
+        description="images whose macro F1 (of masks: Dice) moves the steps; train: augmented, counted while training; "
         "released: augmented, in a pass of their own",
     )
 

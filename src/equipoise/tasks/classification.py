@@ -27,6 +27,7 @@ class Classification(Task):
     """One label per image."""
 
     name: ClassVar[str] = "classification"
+    lacks: ClassVar[Mapping[str, str]] = {"masks": "classification does not have"}
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     discloses: ClassVar[str] = "confusion matrix, calibration bins, loss and per-class AUC of local images"
     nets: ClassVar[tuple[str, str]] = "small-cnn", "resnet18"
