@@ -106,6 +106,8 @@ class Metric:
     """The metric of a `Tally` (or a `MaskTally`), nan where it is undefined."""
     short: str = ""
     """The heading in a narrow terminal; empty: the title."""
+    meaning: str = ""
+    """What it is, in a sentence for readers of reports."""
     needs: str = "confusion"
     """The counts that it is computed of."""
     higher_is_better: bool = True
@@ -148,6 +150,7 @@ METRICS: tuple[Metric, ...] = (
         study_place=2,
         in_curves=True,
         opens=True,
+        meaning="Recall of each class, averaged over the classes. Every class counts the same, rare or common.",
     ),
     Metric(
         "macro_f1",
@@ -158,8 +161,17 @@ METRICS: tuple[Metric, ...] = (
         study_place=1,
         in_curves=True,
         opens=True,
+        meaning="F1 of each class, averaged over the classes. F1 joins recall and precision.",
     ),
-    Metric("accuracy", "Accuracy", lambda tally: tally.accuracy, short="acc.", chooses=True, study_place=4),
+    Metric(
+        "accuracy",
+        "Accuracy",
+        lambda tally: tally.accuracy,
+        short="acc.",
+        chooses=True,
+        study_place=4,
+        meaning="Share of images that are classified right. Common classes decide it.",
+    ),
     Metric(
         "balanced_auc",
         "Balanced AUC",
@@ -169,6 +181,7 @@ METRICS: tuple[Metric, ...] = (
         chooses=True,
         study_place=3,
         has_retrogress=False,
+        meaning="Area under the ROC curve of each class against the others, averaged. 50 % is guessing.",
     ),
     Metric(
         "worst_class_recall",
@@ -177,6 +190,7 @@ METRICS: tuple[Metric, ...] = (
         short="worst\nclass",
         study_place=5,
         opens=True,
+        meaning="Recall of the class that is found least often.",
     ),
     Metric(
         "fedbm_score",
@@ -222,6 +236,7 @@ METRICS: tuple[Metric, ...] = (
         higher_is_better=False,
         study_place=6,
         has_retrogress=False,
+        meaning="Expected calibration error: how far confidence is from accuracy. Lower is better.",
     ),
     Metric(
         "loss",

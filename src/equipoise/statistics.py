@@ -1,4 +1,5 @@
-"""Statistics of a study: mean and deviation over seeds, paired tests against the best row, ranks."""
+"""Statistics of studies: mean, deviation and interval over seeds, paired tests against the best row, ranks; and intervals
+of shares of images."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from equipoise.metrics import holm, paired_t_test, wilcoxon_test
 
 #: fewer pairs than this are no sample
 FEWEST_PAIRS = 3
+#: how sure an interval is
+CONFIDENCE = 0.95
 #: scores, in per cent, that differ by no more than this are equal: what is left is rounding
 ROUNDING = 1e-9
 
@@ -26,6 +30,15 @@ class Spread:
     std: float | None
     n: int
 
+    @property
+    def margin(self) -> float | None:
+        """Half the width of the interval that holds the mean with 95 % confidence (Student's t); None for one value."""
+        if self.std is None:
+            return None
+        from scipy.stats import t
+
+        return float(t.ppf((1 + CONFIDENCE) / 2, self.n - 1)) * self.std / math.sqrt(self.n)
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """The spread of the values that are known; None when none is."""
@@ -33,6 +46,28 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     if not known:
         return None
     return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None, len(known))
+
+
+def share_interval(found: ArrayLike, of: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's interval of shares, 95 %: (low, high), nan where there is nothing to count."""
+    k, n = np.asarray(found, dtype=float), np.asarray(of, dtype=float)
+    n = np.where(n > 0, n, np.nan)
+    z = 1.959963984540054
+    middle, half = k / n + z**2 / (2 * n), z * np.sqrt(k / n * (1 - k / n) / n + (z / (2 * n)) ** 2)
+    return (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
+
+
+def weighted_interval(found: ArrayLike, of: ArrayLike, weights: ArrayLike) -> tuple[float, float, float]:
+    """A weighted sum of independent shares, and its interval (low, value, high) by MOVER from Wilson's intervals.
+
+    Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 2008. Balanced
+    accuracy is such a sum: each class's recall has the weight 1 / C.
+    """
+    k, n, w = (np.asarray(each, dtype=float) for each in (found, of, weights))
+    low, high = share_interval(k, n)
+    value = float((w * k / n).sum())
+    below, above = (float(np.sqrt(((w * (k / n - end)) ** 2).sum())) for end in (low, high))
+    return value - below, value, value + above
 
 
 @dataclass(frozen=True)

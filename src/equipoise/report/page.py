@@ -6,21 +6,21 @@ import base64
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
+from equipoise.metrics import METRICS
 from equipoise.report import run_comparison as comparison
 from equipoise.report import run_figures
 from equipoise.report.curves import retrogress
-from equipoise.report.plotting import style, to_svg
+from equipoise.report.plotting import library
 from equipoise.report.record import RunRecord, read_run
 from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
 from equipoise.report.run_tables import (
@@ -44,12 +44,26 @@ MARK = re.compile(rf'<p class="kicker">({"|".join(KICKERS)})</p>')
 RUN_FIGURES = {
     "learning": run_figures.learning_curves,
     "retrogress": run_figures.retrogress_curves,
-    "loss": run_figures.training_loss,
+    "work": run_figures.work_figure,
     "recall": run_figures.recall_map,
     "confusion": run_figures.confusion_matrices,
+    "sites": run_figures.site_pages,
     "federation": run_figures.federation_bubbles,
-    "seconds": run_figures.time_per_round,
     "traffic": run_figures.traffic_per_round,
+}
+#: what a heading means, told on hover and to screen readers
+DEFINITIONS = {metric.title: metric.meaning for metric in METRICS} | {
+    "Worst site": "Lowest balanced accuracy of a site.",
+    "Spread over sites": "Standard deviation of balanced accuracy over all sites.",
+    "View": "Global: one model for all sites. Personal: each site's own model. Trained: a site's model right after "
+    "local training.",
+    "Model": "Global: one model for all sites. Personal: each site's own model. Trained: a site's model right after "
+    "local training.",
+    "Scope": "Mean over sites: each site counts once. Pooled: each image counts once. Cohort: images of a place that "
+    "does not train.",
+    "Retrogress": "What a site's model loses when the round ends.",
+    "Seeds": "How many runs with different random seeds the numbers are means of.",
+    "Holm": "The p-value before it, corrected for the number of comparisons.",
 }
 
 
@@ -63,13 +77,8 @@ def page(template: str, folder: Path, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "traffic": traffic}
+    environment.globals |= {"definitions": DEFINITIONS, "library": library}
     return environment.get_template(template).render(**values)
-
-
-def svgs(id: str, figures: Mapping[str, Figure | None]) -> dict[str, Markup | None]:
-    """Drawn figures as they stand in the page, under names that begin with `id`; those that show nothing stay None."""
-    # matplotlib has escaped every text that it wrote into the SVG.
-    return {name: Markup(to_svg(own, salt=f"{id}{name}")) if own else None for name, own in figures.items()}
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
@@ -96,18 +105,17 @@ def render(runs: Sequence[RunRecord]) -> str:
     """The HTML text of a report."""
     rows, labels = headline(runs), run_labels(runs)
     shared = len(runs) > 1 and comparison.same_federation(runs)
-    with style():
-        compared = _compare(runs, labels, shared) if len(runs) > 1 else None
-        sections = [
-            {"label": label} | _section(run, f"run{place}", undrawn=["federation"] if shared else [])
-            for place, (run, label) in enumerate(zip(runs, labels), start=1)
-        ]
     return page(
         "report.html",
         Path(__file__).parent,
         kickers=KICKERS,
-        sections=sections,
-        compared=compared,
+        finding=comparison.finding(runs, labels),
+        lead={"id": "lead", "figures": {"lead": comparison.leading(runs, labels)}},
+        compared=_compare(runs, labels, shared) if len(runs) > 1 else None,
+        sections=[
+            {"label": label} | _section(run, f"run{place}", undrawn=["federation"] if shared else [])
+            for place, (run, label) in enumerate(zip(runs, labels), start=1)
+        ],
         csv=_data_link(to_csv(rows), "text/csv"),
         latex=_data_link(to_latex(rows), "text/x-tex"),
         version=runs[0].start.version,
@@ -117,14 +125,8 @@ def render(runs: Sequence[RunRecord]) -> str:
 def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> dict[str, Any]:
     """What stands in front of the single runs when there are several."""
     rows, groups = group_titles(headline(runs))
-    caption = "Results of all runs, per cent; the best of each group in bold."
+    caption = "Results of all runs, per cent. Nothing is bold: one run each cannot tell methods apart."
     scores = scores_sheet(caption, rows, {"Run": "label", "View": "view"})
-    figures = {
-        "learning": comparison.overlaid_learning(runs, labels),
-        "recall": comparison.rare_class_recall(runs, labels),
-        "retrogress": comparison.overlaid_retrogress(runs, labels),
-        "federation": run_figures.federation_bubbles(runs[0]) if shared else None,
-    }
     spent = pd.DataFrame([costs(run) for run in runs])
     return {
         "id": "comparison",
@@ -132,8 +134,11 @@ def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> 
         "groups": groups,
         "unlike": unlike(rows),
         "costs": sheet("Cost of the runs. Traffic per round is the mean over sites.", {"Run": labels}, dict(spent)),
-        "svgs": svgs("comparison-", figures),
-        "sites_shown": run_figures.sites_shown(runs[0]),
+        "figures": {
+            "learning": comparison.overlaid_learning(runs, labels),
+            "retrogress": comparison.overlaid_retrogress(runs, labels),
+            "federation": run_figures.federation_bubbles(runs[0]) if shared else None,
+        },
     }
 
 
@@ -141,7 +146,7 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
     """Everything the template shows of one run."""
     kind = "Test results" if len(run.finals) else f"Validation scores{'' if run.finished else ' so far'}"
     rows, every = headline([run]), told(run)
-    scores = scores_sheet(f"{kind}, per cent.", rows, {"View": "view", "Scope": "title"}, bold=False)
+    scores = scores_sheet(f"{kind}, per cent.", rows, {"View": "view", "Scope": "title"})
     of_site = every[every["scope"].isin(["site", "cohort"])]
     names = {"View": "view", "Site": "site"}
     return {
@@ -150,17 +155,36 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
         "key_numbers": key_numbers(run),
         "sheets": {
             "scores": _with_worst_site(scores, rows),
-            "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS, bold=False),
+            "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS),
             "work": work_by_site(run),
+            "left_out": _left_out(run),
+            "disclosure": _disclosure(run),
         },
         "note": selection_note(run),
         "retrogress_known": not retrogress(run).empty,
-        "svgs": svgs(f"{id}-", {name: None if name in undrawn else draw(run) for name, draw in RUN_FIGURES.items()}),
-        "sites_shown": run_figures.sites_shown(run),
-        "matrices_shown": run_figures.matrices_shown(run),
-        "left_out": left_out(run),
+        "figures": {name: None if name in undrawn else draw(run) for name, draw in RUN_FIGURES.items()},
+        "averaged": run_figures.averaged_note(run),
         "config": run.config_text or json.dumps(run.start.config, indent=2, ensure_ascii=False),
     }
+
+
+def _left_out(run: RunRecord) -> Sheet | None:
+    absences = left_out(run)
+    if not absences:
+        return None
+    sites, rounds, why = zip(*absences)
+    return sheet("Sites left out of a round, and why.", {"Site": sites, "Rounds": rounds, "Why": why}, {})
+
+
+def _disclosure(run: RunRecord) -> Sheet:
+    """What leaves a site."""
+    method, told = run.start.method, run.start.disclosure
+    text = f"What a site replies in a run of {method}; counts of images and of predictions leave it as well."
+    if "evaluate" in told or "pool" in told:
+        text = f"What leaves a site in a run of {method}. Nothing else does."
+    lines = [(action, key, what) for action, sent in told.items() for key, what in sent.items()]
+    columns = zip(*lines) if lines else ((), (), ())
+    return sheet(text, dict(zip(("Action", "Sent", "What it is"), columns)), {})
 
 
 def _with_worst_site(shown: Sheet, rows: pd.DataFrame) -> Sheet:

@@ -1,4 +1,4 @@
-"""Figures and tables that set several runs side by side."""
+"""What opens a report of runs: one finding in a sentence, the figure that shows it, and runs side by side."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.plotting import Figure, Panel
 from equipoise.report.record import RunRecord
+from equipoise.report.run_figures import with_confusion
+from equipoise.statistics import share_interval, weighted_interval
 
 MAIN = METRICS[0]
 MOST_SITES = 8
@@ -26,6 +27,180 @@ def same_federation(runs: Sequence[RunRecord]) -> bool:
     return all(run.start.sites == first.sites and run.start.classes == first.classes for run in runs)
 
 
+# ---- the numbers -------------------------------------------------------------------------------------------------
+
+
+def class_recall(run: RunRecord) -> pd.DataFrame:
+    """By class the `recall` over the federation of the view a site is left with, its 95 % interval, images `of` it.
+
+    Pooled where there are confusion matrices, else the mean over the sites that know the class.
+    """
+    classes = run.start.classes
+    shown = with_confusion(run)
+    pooled, of_site = (shown[shown["scope"] == scope]["confusion"].tolist() for scope in ("pooled", "site"))
+    if pooled or of_site:
+        counts = np.array(pooled[:1] or of_site, dtype=float).sum(axis=0)
+        low, high = share_interval(counts.diagonal(), counts.sum(axis=1))
+        with np.errstate(invalid="ignore"):
+            recall = counts.diagonal() / counts.sum(axis=1)
+        columns = {"recall": recall, "low": low, "high": high, "of": counts.sum(axis=1)}
+        return pd.DataFrame(columns, classes).dropna(subset="recall")
+    own = run.results[(run.results["view"] == run.end_view) & (run.results["recall"].str.len() > 0)]
+    known = pd.DataFrame(own["recall"].tolist(), columns=classes, dtype=float).mean().dropna()
+    return pd.DataFrame({"recall": known, "low": np.nan, "high": np.nan, "of": np.nan})
+
+
+def balanced(run: RunRecord) -> tuple[float, float, float] | None:
+    """(low, value, high): balanced accuracy, mean over sites, of the view a site is left with; None without scores.
+
+    The interval is of the images, taken as independent; it says nothing of other seeds.
+    """
+    own = run.results[run.results["view"] == run.end_view]
+    means = own[own["scope"] == "mean"][MAIN.name].dropna()
+    sites = own[(own["scope"] == "site") & own["confusion"].notna()]["confusion"]
+    if not len(means):
+        return None
+    found, of, weights = [], [], []
+    for matrix in sites:
+        counts = np.array(matrix, dtype=float)
+        there = counts.sum(axis=1) > 0
+        found.append(counts.diagonal()[there])
+        of.append(counts.sum(axis=1)[there])
+        weights.append(np.full(there.sum(), 1 / max(there.sum(), 1) / len(sites)))
+    if not found:
+        return float("nan"), float(means.iloc[0]), float("nan")
+    low, middle, high = weighted_interval(*map(np.concatenate, (found, of, weights)))
+    shift = float(means.iloc[0]) - middle  # the log's own number stands, were it rounded
+    return low + shift, float(means.iloc[0]), high + shift
+
+
+def chance(run: RunRecord) -> float | None:
+    """The balanced accuracy of guessing, mean over sites: one in so many classes as a site has to score."""
+    part = run.results["part"].iloc[0] if len(run.results) else "test"
+    scored = run.results[(run.results["view"] == run.end_view) & (run.results["scope"] == "site")]["site"]
+    images = run.images[part]
+    present = (images.loc[[site for site in scored.unique() if site in images.index]] > 0).sum(axis=1)
+    present = present[present > 0]
+    return float((1 / present).mean()) if len(present) else None
+
+
+# ---- the finding -------------------------------------------------------------------------------------------------
+
+
+def finding(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
+    """One sentence on what the runs found, on the rarest class where it was scored."""
+    known = {label: own for label, run in zip(labels, runs) if (own := balanced(run))}
+    if not known:
+        return ""
+    part = "" if {*runs[0].results["part"]} <= {"test"} else " on validation images"
+    rare = _rarest(runs, labels)
+    if len(runs) == 1:
+        low, value, high = known[labels[0]]
+        over = f" (95 % interval {100 * low:.0f} to {100 * high:.0f})" if low == low else ""
+        text = f"Over its sites, {labels[0]} finds {100 * value:.0f} % of an average class{over}{part}"
+        guess = chance(runs[0])
+        text += f", where guessing finds {100 * guess:.0f} %" if guess else ""
+        if rare:
+            name, recalls = rare
+            text += f". It finds {100 * recalls[labels[0]]:.0f} % of the rarest class, {name}"
+        return f"{text}."
+    if rare and len(rare[1]) > 1:
+        name, recalls = rare[0], pd.Series(rare[1]).sort_values(ascending=False, kind="stable")
+        others = ", ".join(f"{label} {100 * value:.0f} %" for label, value in recalls.iloc[1:4].items())
+        lead = f"Of the rarest class, {name}, {recalls.index[0]} finds {100 * recalls.iloc[0]:.0f} %; {others}{part}"
+        return f"{lead}. One run each cannot tell luck from method."
+    ranked = sorted(known, key=lambda label: -known[label][1])
+    told = "; ".join(f"{label} {100 * known[label][1]:.0f} %" for label in ranked[:4])
+    return f"{MAIN.title} over sites{part}: {told}. One run each cannot tell luck from method."
+
+
+def _rarest(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+    """The class with the fewest training images that was scored, and its recall by run; None where runs differ."""
+    if not same_federation(runs):
+        return None
+    recalls = {label: class_recall(run)["recall"] for label, run in zip(labels, runs)}
+    images = max((run.training_images.sum() for run in runs), key=lambda counts: counts.sum())
+    scored = [name for name in images.sort_values(kind="stable").index if any(name in own for own in recalls.values())]
+    if not scored:
+        return None
+    return scored[0], {label: float(own[scored[0]]) for label, own in recalls.items() if scored[0] in own}
+
+
+def leading(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
+    """The runs ranked by balanced accuracy with intervals and chance, and the recall of the rarest classes."""
+    panels = [_ranked(runs, labels)] if len(runs) > 1 else []
+    panels.append(_rare_classes(runs, labels))
+    return plot.figure([panel for panel in panels if panel], least=320)
+
+
+def _ranked(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
+    known = [(own, label, place) for place, (run, label) in enumerate(zip(runs, labels)) if (own := balanced(run))]
+    known.sort(key=lambda each: -each[0][1])
+    traces = [
+        plot.dots(
+            [100 * value],
+            [row],
+            label,
+            plot.PALETTE[place % len(plot.PALETTE)],
+            [
+                f"{plot.plain(label)}: {100 * value:.1f} %"
+                + (f" ({100 * low:.1f} to {100 * high:.1f})" if low == low else "")
+            ],
+            symbol=plot.SYMBOLS[place % len(plot.SYMBOLS)],
+            ends=[(100 * low, 100 * high)] if low == low else (),
+            size=11,
+        )
+        for row, ((low, value, high), label, place) in enumerate(known)
+    ]
+    if not known:
+        return None
+    guess = chance(runs[0])
+    axis = {"rangemode": "tozero"}
+    rows = plot.rows_axis([label for _, label, _ in known])
+    title = f"{MAIN.title} (%), mean over sites"
+    return Panel(traces, axis, rows, title, 130 + 34 * len(known), **plot.chance_line(guess and 100 * guess))
+
+
+def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
+    """Recall per class, rarest class on top, a mark per run."""
+    recalls = [class_recall(run) for run in runs]
+    images = max((run.training_images.sum() for run in runs), key=lambda counts: counts.sum())
+    known = {name for own in recalls for name in own.index}
+    classes = images[images.index.isin(known)].sort_values(kind="stable")[:MOST_CLASSES]
+    if not len(classes):
+        return None
+    traces, step = [], min(0.16, 0.6 / len(runs))
+    for place, (label, own) in enumerate(zip(labels, recalls)):
+        own = own[own.index.isin(classes.index)]
+        shift = step * (place - (len(runs) - 1) / 2)
+        hover = [
+            f"{plot.plain(label)}: {100 * row.recall:.1f} % of {plot.plain(str(row.Index))}"
+            + (f", {row.of:,.0f} images ({100 * row.low:.1f} to {100 * row.high:.1f})" if row.of == row.of else "")
+            for row in own.itertuples()
+        ]
+        ends = [(100 * row.low, 100 * row.high) if row.low == row.low else None for row in own.itertuples()]
+        traces.append(
+            plot.dots(
+                plot.numbers(own["recall"], 100),
+                [classes.index.get_loc(name) + shift for name in own.index],
+                label,
+                plot.PALETTE[place % len(plot.PALETTE)] if len(runs) > 1 else plot.ACCENT,
+                hover,
+                symbol=plot.SYMBOLS[place % len(plot.SYMBOLS)],
+                ends=ends,
+                key=len(runs) > 1,
+            )
+        )
+    rows = plot.rows_axis([f"{name} ({count:,})" for name, count in classes.items()])
+    rows |= {"showgrid": True} if len(runs) > 1 else {}
+    axis = {"range": [-3, 103]}
+    title = "Recall of each class (%), rarest on top, in brackets training images"
+    return Panel(traces, axis, rows, title, 120 + (34 if len(runs) < 5 else 46) * len(classes))
+
+
+# ---- side by side ------------------------------------------------------------------------------------------------
+
+
 def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """The first metric of every run on validation data: the mean over sites, then each site they share."""
     curves = [metric_curves(run, MAIN.name, run.round_view) for run in runs]
@@ -35,12 +210,7 @@ def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figur
     panels = {"Mean over sites": [each.mean(axis=1) for each in curves]}
     if 1 < len(shared) <= MOST_SITES:
         panels |= {site: [each[site] for each in curves] for site in shared}
-    figure, axes = plot.small_panels(list(panels), f"{MAIN.title} (%)", 4, 0.4, 2.2 if len(panels) > 4 else 2.8)
-    for ax, lines in zip(axes, panels.values()):
-        for place, curve in enumerate(lines):
-            plot.draw_curve(ax, curve, 100, **_line(place))
-    _legend(figure, labels)
-    return figure
+    return plot.figure([_overlaid(own, labels, plot.plain(title)) for title, own in panels.items()])
 
 
 def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
@@ -48,63 +218,15 @@ def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Fig
     curves = [retrogress(run).mean(axis=1) for run in runs]
     if flat(pd.concat(curves, axis=1)):
         return None
-    figure = plot.canvas(plot.FULL_WIDTH, 2.8)
-    ax = figure.subplots()
-    ax.axhline(0, color=plot.MUTED, linewidth=0.8)
-    for place, curve in enumerate(curves):
-        plot.draw_curve(ax, curve, 100, **_line(place))
-    ax.set_ylabel(f"Drop in {MAIN.title.lower()} (points)")
-    plot.round_axis(ax)
-    _legend(figure, labels)
-    return figure
+    title = f"Drop in {MAIN.title.lower()} (points)"
+    return plot.figure([_overlaid(curves, labels, title, shapes=[plot.line_at(0, "y", "solid")])])
 
 
-def class_recall(run: RunRecord) -> pd.Series:
-    """Recall per class of the view a site is left with: pooled, else the mean over the sites that know it."""
-    own = run.results[(run.results["view"] == run.end_view) & (run.results["recall"].str.len() > 0)]
-    scopes = [own[own["scope"] == scope] for scope in ("pooled", "site")]
-    chosen = next((each for each in scopes if len(each)), own)
-    return pd.DataFrame(chosen["recall"].tolist(), columns=run.start.classes, dtype=float).mean().dropna()
-
-
-def rare_class_recall(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
-    """Recall per class, rarest class on top, a mark per run."""
-    recalls = 100 * pd.DataFrame({place: class_recall(run) for place, run in enumerate(runs)})
-    images = runs[0].training_images.sum()
-    classes = images[images.index.isin(recalls.index)].sort_values(kind="stable")[:MOST_CLASSES]
-    if not len(classes):
-        return None
-    recalls = recalls.reindex(classes.index)
-    figure = plot.canvas(plot.FULL_WIDTH, 0.9 + 0.3 * len(classes))
-    ax = figure.subplots()
-    ax.grid(axis="y", visible=False)
-    for row, values in enumerate(recalls.to_numpy()):
-        ends = [np.nanmin(values), np.nanmax(values)]
-        ax.plot(ends, [row, row], color=plot.FAINT, linewidth=2.5, zorder=1)
-    for place, recall in recalls.items():
-        known = np.flatnonzero(recall.notna())
-        if len(known):
-            ax.plot(recall.iloc[known], known, **_mark(place))
-    ax.set_yticks(range(len(classes)), [f"{plot.plain(name)}  (n = {count:,})" for name, count in classes.items()])
-    ax.set(xlabel="Recall (%)", xlim=(-2, 102), ylim=(len(classes) - 0.5, -0.5))
-    ax.set_ylabel("Class, training images")
-    _legend(figure, labels, marks=True)
-    return figure
-
-
-def _line(place: int) -> dict[str, Any]:
+def _overlaid(curves: Sequence[pd.Series], labels: Sequence[str], title: str, **more: Any) -> Panel:
     """A line per run; when the colours are used up they come again with another dash."""
-    dash = ("-", "--", ":")[place // len(plot.PALETTE) % 3]
-    return {"color": plot.PALETTE[place % len(plot.PALETTE)], "linewidth": 1.5, "linestyle": dash}
-
-
-def _mark(place: int) -> dict[str, Any]:
-    look = {"marker": plot.MARKERS[place % len(plot.MARKERS)], "markersize": 6, "markeredgewidth": 0}
-    return {"color": plot.PALETTE[place % len(plot.PALETTE)], "linestyle": "none", **look}
-
-
-def _legend(figure: Figure, labels: Sequence[str], *, marks: bool = False) -> None:
-    look = _mark if marks else _line
-    handles = [Line2D([], [], **look(place)) for place in range(len(labels))]
-    _, columns = plot.grid_shape(len(labels), 6)
-    figure.legend(handles, [plot.plain(label) for label in labels], loc="outside upper left", ncols=columns)
+    traces = []
+    for place, (own, label) in enumerate(zip(curves, labels)):
+        colour = plot.PALETTE[place % len(plot.PALETTE)]
+        dash = ("solid", "dash", "dot")[place // len(plot.PALETTE) % 3]
+        traces.append(plot.curve(own, label, colour, 100, 2, dash))
+    return Panel(traces, plot.round_axis(), {}, title, **more)

@@ -74,7 +74,7 @@ def costs(run: RunRecord) -> dict[str, str]:
     sent, received = (run.work[way].mean() if len(run.work) else 0.0 for way in ("sent", "received"))
     return {
         "Parameters": f"{run.start.parameters:,}" if run.start.parameters else UNKNOWN,
-        "Model": model_size(run),
+        "Model size": model_size(run),
         "Rounds": str(run.last_round),
         "Time": duration(seconds),
         "Time per round": duration(seconds / max(len(run.rounds), 1)),

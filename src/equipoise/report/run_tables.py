@@ -37,8 +37,6 @@ SITE_COLUMNS = [column for column in COLUMNS if column not in _OVER_SITES]
 SCOPE_TITLES = {"mean": "mean over sites", "pooled": "pooled", "cohort": "cohort", "site": "site"}
 #: lines that agree in these measure the same kind of thing
 GROUP = ["part", "scope", "group_site"]
-#: lines that agree in these too may be compared
-RIVALS = [*GROUP, "measured"]
 
 
 def run_labels(runs: Sequence[RunRecord], methods: bool = True) -> list[str]:
@@ -86,22 +84,11 @@ def told(run: RunRecord) -> pd.DataFrame:
     return rows
 
 
-def best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Where a line has the best test value of a column among lines that measure the same thing and differ."""
-    found = pd.DataFrame(False, index=rows.index, columns=[column.name for column in COLUMNS])
-    tested = rows[rows["part"] == "test"]
-    for column in COLUMNS if len(tested) else ():
-        rivals = tested.groupby(RIVALS, sort=False)[column.name]
-        ideal = rivals.transform("max" if column.higher_is_better else "min")
-        found.loc[tested.index, column.name] = (tested[column.name] == ideal) & (rivals.transform("nunique") > 1)
-    return found
-
-
 def unlike(rows: pd.DataFrame) -> str:
     """What to say where rows of one kind are of different classes or sites; nothing where all compare."""
     if (rows.groupby(GROUP)["measured"].nunique() <= 1).all():
         return ""
-    return "Some runs are of other classes or sites: their scores do not compare, and bold is among equals only."
+    return "Some runs are of other classes or sites: their scores do not compare."
 
 
 def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
@@ -116,14 +103,11 @@ def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
     return rows, {place: title for place, title in enumerate(titles) if title not in titles[:place]}
 
 
-def scores_sheet(
-    caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS, bold: bool = True
-) -> Sheet:
+def scores_sheet(caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS) -> Sheet:
     """Lines of results in per cent, named by what stands in some of their columns: {heading: column}."""
     index = pd.MultiIndex.from_frame(rows[[*names.values()]], names=[*names])
     cells = pd.DataFrame({column.title: rows[column.name].map(percent) for column in columns}, dtype=object)
-    marks = best(rows)[[column.name for column in columns]] if bold else None
-    return Sheet(caption, cells.set_axis(index), marks)
+    return Sheet(caption, cells.set_axis(index))
 
 
 def to_csv(rows: pd.DataFrame) -> str:
@@ -133,7 +117,7 @@ def to_csv(rows: pd.DataFrame) -> str:
 
 
 def to_latex(rows: pd.DataFrame) -> str:
-    r"""The rows as a `tabular` for `\usepackage{booktabs}`, in per cent, the best of rivals in bold."""
+    r"""The rows as a `tabular` for `\usepackage{booktabs}`, in per cent."""
     several = rows["run"].nunique() > 1
     told = rows.assign(
         method=rows["method"] + " (" + rows["run"] + ")" if several else rows["method"],
