@@ -1,5 +1,5 @@
-"""Statistics of studies: mean, deviation and interval over seeds, paired tests against the best row, ranks; and intervals
-of shares of images."""
+"""Statistics of studies: mean, deviation and interval over seeds, paired tests against the best row, ranks; intervals of
+shares of images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from equipoise.metrics import holm, paired_t_test, wilcoxon_test
 
 #: fewer pairs than this are no sample
 FEWEST_PAIRS = 3
+#: the p-value below which a difference is marked
+SIGNIFICANT = 0.05
 #: how sure an interval is
 CONFIDENCE = 0.95
 #: scores, in per cent, that differ by no more than this are equal: what is left is rounding

@@ -1,4 +1,4 @@
-"""What a reader of a study has to know besides its scores: warnings of the runs, and which runs are still lacking."""
+"""What a reader of a study has to know besides its scores: the finding, warnings, and which runs are lacking."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from equipoise.data.splits import SHARED
 from equipoise.report.record import RunRecord
-from equipoise.report.run_facts import left_out
+from equipoise.report.run_facts import METRIC_TITLES, left_out
+from equipoise.statistics import SIGNIFICANT, compare_with_best
 from equipoise.studies.grid import grid
-from equipoise.studies.results import StudyResults
+from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.studies.rows import RowResult, RunResult, holders
 
 LEFT_OUT = "was left out of round"
@@ -59,3 +60,35 @@ def runs_lacking(results: StudyResults) -> int:
     """How many runs are not finished: those of the first wave, and others that were begun."""
     finished = {run.cell.label for run in results.runs}
     return len({cell.label for cell in grid(results.study, results.folder)} - finished | set(results.unfinished))
+
+
+def finding(results: StudyResults) -> str:
+    """What a study found, in a sentence or two: its best row, and whether tests tell it from the next one."""
+    metric, study = results.study.primary, results.study
+    title = METRIC_TITLES[metric].lower()
+    means = results.ranking.means
+    if len(results.data_names) > 1 and means:
+        best = min(means, key=means.__getitem__)
+        return f"{best} has the best mean rank by {title}: {means[best]:.2f} over {len(results.data_names)} data sets."
+    rows = [row for row in results.rows if metric in row.scores and not row.pooled]
+    rows.sort(key=lambda row: row.scores[metric].mean, reverse=HIGHER_IS_BETTER[metric])
+    if not rows:
+        return ""
+    best, score = rows[0], rows[0].scores[metric]
+    ends = f" ({score.mean - score.margin:.1f} to {score.mean + score.margin:.1f})" if score.margin is not None else ""
+    text = f"{best.row.name} has the best {title}, {score.mean:.1f} %{ends}"
+    if len(rows) == 1:
+        return f"{text}; no other row has finished."
+    text += f"; next is {rows[1].row.name} with {rows[1].scores[metric].mean:.1f} %"
+    if results.mixed:
+        return f"{text}. Runs saw different images, so this is no comparison."
+    values = {row.row.name: row.values(metric, study.pairs == "seeds and sites") for row in rows}
+    tests = {
+        test.other: test for test in compare_with_best(values, HIGHER_IS_BETTER[metric]) if test.best == best.row.name
+    }
+    test = tests.get(rows[1].row.name)
+    if test is None or test.t_test_holm is None:
+        return f"{text}. Too few seeds for a test: the order may be luck."
+    if test.t_test_holm >= SIGNIFICANT:
+        return f"{text}. The paired test cannot tell them apart (p = {test.t_test_holm:.2g})."
+    return f"{text}. The paired test tells them apart (p = {test.t_test_holm:.2g})."

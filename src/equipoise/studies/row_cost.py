@@ -29,7 +29,7 @@ def _share(value: float) -> str:
 #: the columns of a table of costs: which cost, and how it is written
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "Parameters": ("parameters", "{:,}".format),
-    "Model": ("model_bytes", traffic),
+    "Model size": ("model_bytes", traffic),
     "FLOPs per image": ("flops_per_image", "{:.3g}".format),
     "Sent per round": ("sent_per_round", traffic),
     "Received per round": ("received_per_round", traffic),

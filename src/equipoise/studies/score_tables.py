@@ -11,15 +11,13 @@ import pandas as pd
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.sheet import Sheet
 from equipoise.report.wording import UNKNOWN
-from equipoise.statistics import FEWEST_PAIRS, ROUNDING, Comparison, Spread, compare_with_best
+from equipoise.statistics import FEWEST_PAIRS, SIGNIFICANT, Comparison, Spread, compare_with_best
 from equipoise.studies import remarks
 from equipoise.studies.grid import listed
 from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults, selection_rule
 from equipoise.studies.rows import RowResult, holders
 from equipoise.studies.same_data import kinds
 
-#: the p-value below which a difference is marked
-SIGNIFICANT = 0.05
 #: how tables of a paper are called
 PAPERS_OWN = ("Table ", "Tables ", "Fig. ", "Figs. ")
 #: kinds of models, as documentation names them
@@ -73,13 +71,19 @@ class StudyTable:
 
     @cached_property
     def best(self) -> pd.DataFrame:
-        """True for every row whose mean is that of the best one; pooled training, which is no choice, takes no part."""
+        """True where a row's interval over seeds lies beyond those of all others; pooled training, which is no choice,
+        takes no part. One seed has no interval, so with a row of one seed nothing is best."""
         found = pd.DataFrame(False, self.cells.index, self.cells.columns)
         for metric in () if self.incomparable else self.results.study.metrics:
-            means = [row.scores[metric].mean if metric in row.scores and not row.pooled else None for row in self.rows]
-            known = pd.Series(means, found.index, dtype=float)
-            ideal = known.max() if HIGHER_IS_BETTER[metric] else known.min()
-            found[METRIC_TITLES[metric]] = (known - ideal).abs() <= ROUNDING
+            sign = 1 if HIGHER_IS_BETTER[metric] else -1
+            own = {row.row.name: row.scores[metric] for row in self.rows if metric in row.scores and not row.pooled}
+            if len(own) < 2 or any(score.margin is None for score in own.values()):
+                continue
+            first = max(own, key=lambda name: sign * own[name].mean)
+            ends = {name: sign * score.mean + (score.margin or 0.0) for name, score in own.items() if name != first}
+            found.loc[first, METRIC_TITLES[metric]] = sign * own[first].mean - (own[first].margin or 0.0) > max(
+                ends.values()
+            )
         return found
 
     def sheet(self) -> Sheet:

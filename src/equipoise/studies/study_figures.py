@@ -1,78 +1,115 @@
-"""The figures of a study: scores with the paper's beside them, learning curves with bands over seeds, rare classes,
-retrogress, ranks, and what methods cost."""
+"""The figures of a study: rows ranked with intervals and the paper's numbers, curves, rare classes, ranks, costs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from equipoise.contract.config import EvaluationConfig
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
-from equipoise.report.curves import metric_curves, retrogress
+from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.plotting import Figure, Panel, Trace
+from equipoise.report.run_comparison import chance
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.wording import byte_unit, traffic
 from equipoise.statistics import Spread
-from equipoise.studies.results import StudyResults
+from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.studies.rows import RowResult, RunResult
 
-PAPER = plot.PALETTE[1]
-MOST_CLASSES = 6
-MOST_METRICS = 5
-ROW_HEIGHT = 0.22
+MOST_CLASSES = 12
+#: rows of one panel; a study with more of them shows these, the best
+MOST_ROWS = 60
 
 
-def scores(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """The study's metrics by row: mean and deviation, each seed as a dash, the paper's number as a diamond."""
-    rows = [row for row in rows if row.runs]
-    measured = [metric for metric in results.study.metrics if any(metric in row.scores for row in rows)]
-    metrics = measured[:MOST_METRICS]
-    if not metrics:
+def ranked(results: StudyResults) -> Figure | None:
+    """Rows ranked by each score of the study: mean and interval over seeds, each seed, the paper's number, chance."""
+    pages, metrics = {}, [results.study.primary, *results.study.metrics]
+    for data in results.data_names:
+        for metric in dict.fromkeys(metrics):
+            rows = [row for row in results.of(data) if metric in row.scores]
+            title = METRIC_TITLES[metric]
+            if rows:
+                pages[f"{title}, {data}" if data else title] = [_ranked(rows, metric)]
+    return plot.paged("Ranked by", pages)
+
+
+def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
+    rows = sorted(rows, key=lambda row: row.scores[metric].mean, reverse=HIGHER_IS_BETTER[metric])[:MOST_ROWS]
+    traces: list[Trace] = []
+    for alone, name in ((False, "mean, 95 % interval over seeds"), (True, "one seed: no interval")):
+        own = [(place, row) for place, row in enumerate(rows) if (row.scores[metric].std is None) == alone]
+        scores = [row.scores[metric] for _, row in own]
+        if own:
+            traces.append(
+                plot.dots(
+                    plot.numbers(score.mean for score in scores),
+                    [place for place, _ in own],
+                    name,
+                    plot.ACCENT,
+                    [f"{plot.plain(row.row.name)}: {spread_told(score)}" for (_, row), score in zip(own, scores)],
+                    hollow=alone,
+                    ends=[interval(score) for score in scores],
+                )
+            )
+    seeds = [(value, place, seed) for place, row in enumerate(rows) for seed, value in _seeds(row, metric)]
+    if seeds:
+        values, places, names = zip(*seeds)
+        told = [f"seed {seed}: {value:.2f}" for value, _, seed in seeds]
+        look = {"symbol": "line-ns", "size": 8}
+        traces.insert(0, plot.dots(plot.numbers(values), places, "each seed", plot.SOFT, told, **look))
+    papers = [(row.row.paper[metric], place) for place, row in enumerate(rows) if metric in row.row.paper]
+    if papers:
+        values, places = zip(*papers)
+        told = [f"paper: {value}" for value in values]
+        traces.append(plot.dots(values, places, "the paper's number", plot.SECOND, told, symbol="diamond", hollow=True))
+    names = plot.rows_axis([row.row.name for row in rows]) | {"showgrid": len(rows) > 1}
+    title = f"{METRIC_TITLES[metric]} (%)" + (f", the first {MOST_ROWS}" if len(rows) == MOST_ROWS else "")
+    height = 90 + 24 * len(rows)
+    return Panel(traces, {}, names, title, height, **plot.chance_line(guessing(rows, metric)))
+
+
+def _seeds(row: RowResult, metric: str) -> list[tuple[object, float]]:
+    values = row.values(metric, by_site=False)
+    return list(values.items()) if len(values) > 1 else []
+
+
+def guessing(rows: Sequence[RowResult], metric: str) -> float | None:
+    """The score of guessing, in per cent, where there is one that no data changes."""
+    if metric == "balanced_auc":
+        return 50.0
+    if metric != METRICS[0].name:
         return None
-    figure, panels = _by_row(rows, len(metrics))
-    alone = {row.scores[metric].std is None for row in rows for metric in metrics if metric in row.scores}
-    for ax, metric in zip(panels, metrics):
-        for place, row in enumerate(rows):
-            if metric not in row.scores:
-                continue
-            _dot(ax, row.scores[metric], place)
-            seeds = list(row.values(metric, by_site=False).values())
-            if len(seeds) > 1:
-                ax.plot(seeds, [place] * len(seeds), "|", color=plot.ACCENT_LIGHT, markersize=8, zorder=1.5)
-            if metric in row.row.paper:
-                ax.plot(row.row.paper[metric], place, "D", color="none", markeredgecolor=PAPER, markersize=5)
-        ax.set(title=METRIC_TITLES[metric], xlabel="%")
-    entries = [("ours: mean and deviation over seeds", "o", plot.ACCENT, plot.ACCENT)] if False in alone else []
-    if True in alone:
-        entries.append(("ours, one seed", "o", "white", plot.ACCENT))
-    if any(row.row.paper for row in rows):
-        entries.append(("paper", "D", "none", PAPER))
-    handles = [Line2D([], [], linestyle="none", marker=m, color=c, markeredgecolor=e) for _, m, c, e in entries]
-    figure.legend(handles, [text for text, *_ in entries], loc="outside upper left", ncols=3)
-    return figure
+    known = [value for row in rows for run in row.runs[:1] if (value := chance(run.record)) is not None]
+    return 100 * float(np.mean(known)) if known else None
+
+
+def interval(score: Spread) -> tuple[float, float] | None:
+    """The interval of a mean over seeds, within what scores can be; None for one seed."""
+    margin = score.margin
+    return None if margin is None else (max(score.mean - margin, 0.0), min(score.mean + margin, 100.0))
+
+
+def spread_told(score: Spread) -> str:
+    """A mean with its interval in words."""
+    ends = interval(score)
+    return (
+        f"{score.mean:.2f} % ({ends[0]:.1f} to {ends[1]:.1f}, {score.n} seeds)"
+        if ends
+        else f"{score.mean:.2f} %, one seed"
+    )
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
 
 
 def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """A panel per row: the primary metric on validation data, its band over seeds; the other rows in grey."""
+    """All rows' validation curves of the primary metric, then a page for each row with its band over seeds."""
     metric = results.study.primary
-    chosen_from = {row.row.name: first_eligible(row) for row in rows}
-    return _small_multiples(
-        rows,
-        lambda run, row: metric_curves(run.record, metric, curve_view(run, row)),
-        f"{METRIC_TITLES[metric]} (%)",
-        chosen_from=chosen_from,
-    )
+    title = f"{METRIC_TITLES[metric]} (%), validation"
+    return _curves(rows, lambda run, row: metric_curves(run.record, metric, curve_view(run, row)), title, False)
 
 
 def first_eligible(row: RowResult) -> int:
@@ -92,11 +129,11 @@ def curve_view(run: RunResult, row: RowResult) -> str:
     return next((view for view in (row.view, *deciding) if view in measured), row.view)
 
 
-def retrogress_panels(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
-    """A panel per row: the mean drop after communication, its band over seeds; the other rows in grey."""
+def retrogress_curves(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
+    """The mean drop after communication of all rows, then of each row."""
     metric = retrogress_metric(results)
-    return _small_multiples(
-        rows, lambda run, row: retrogress(run.record, metric), "Drop (points)", about_zero=True, chosen_from={}
+    return _curves(
+        rows, lambda run, row: retrogress(run.record, metric), f"Drop in {METRIC_TITLES[metric]} (points)", True
     )
 
 
@@ -107,173 +144,135 @@ def retrogress_metric(results: StudyResults) -> str:
     return primary if primary in with_retrogress else with_retrogress[0]
 
 
-def _small_multiples(
+def _curves(
     rows: Sequence[RowResult],
     curves_of: Callable[[RunResult, RowResult], pd.DataFrame],
-    label: str,
-    *,
-    chosen_from: Mapping[str, int],
-    about_zero: bool = False,
+    title: str,
+    about_zero: bool,
 ) -> Figure | None:
-    """A panel per row that has curves: with a line at zero, or without the steep first rounds, which are cut below;
-    dotted is the round from which one was chosen."""
+    """A page with the mean curve of every row; then one per row, with its band and the round from which it chooses."""
     found = {row.row.name: [100 * curves_of(run, row).mean(axis=1) for run in row.runs] for row in rows}
     curves = {name: pd.concat(own, axis=1).dropna(axis=1, how="all") for name, own in found.items() if own}
     curves = {name: own for name, own in curves.items() if not own.empty}
-    if not curves:
+    if not curves or (about_zero and all(flat(own) for own in curves.values())):
         return None
     means = {name: own.mean(axis=1) for name, own in curves.items()}
-    figure, panels = plot.small_panels(list(curves), label, 5, 0.3, 1.55)
-    for ax, (name, own) in zip(panels, curves.items()):
-        if about_zero:
-            ax.axhline(0, color=plot.MUTED, linewidth=0.8)
-        for other, mean in means.items():
-            if other != name:
-                plot.draw_curve(ax, mean, color=plot.FAINT, linewidth=0.8)
-        if chosen_from.get(name, 1) > 1:
-            ax.axvline(chosen_from[name], color=plot.MUTED, linewidth=0.8, linestyle=":")
-        band = _band(own)
-        if len(band):
-            ax.fill_between(band.index, band["low"], band["high"], color=plot.ACCENT_LIGHT, linewidth=0, alpha=0.6)
-        plot.draw_curve(ax, means[name], color=plot.ACCENT, linewidth=1.7)
-    if not about_zero:
-        panels[0].set_ylim(bottom=_floor(curves.values()))
-    return figure
+    order = sorted(means, key=lambda name: -means[name].iloc[-1])
+    colours = dict(zip(order, plot.PALETTE))
+    zero = [plot.line_at(0, "y", "solid")] if about_zero else []
+    every = [
+        plot.curve(means[name], name, colours.get(name, plot.FAINT), width=1.8, key=name in colours)
+        for name in reversed(order)
+    ]
+    pages = {"all rows": [Panel(every, plot.round_axis(), {}, title, 340, zero)]}
+    eligible = {row.row.name: first_eligible(row) for row in rows}
+    for name, own in curves.items() if len(curves) > 1 else ():
+        ends = band(own)
+        traces = [plot.band(ends["low"], ends["high"])] if len(ends) else []
+        best = order[0] if name != order[0] else order[1]
+        traces += [plot.curve(means[best], best, plot.MUTED), plot.curve(means[name], name, plot.ACCENT, width=2.6)]
+        marks = [plot.line_at(eligible[name], dash="dot")] if eligible[name] > 1 and not about_zero else []
+        pages[plot.plain(name, 60)] = [Panel(traces, plot.round_axis(), {}, title, 340, [*zero, *marks])]
+    return plot.paged("Curves of", pages)
 
 
-def _floor(rows: Iterable[pd.DataFrame]) -> float | None:
-    """Where an axis in per cent may begin: below all curves and bands, but for the first tenth of their rounds."""
-    lowest = []
-    for curves in rows:
-        later = curves[curves.index > max(curves.index) / 10]
-        lowest += [later.min(axis=None), _band(curves)["low"].reindex(later.index).min()]
-    return max(0.0, np.nanmin(lowest) - 3) if np.isfinite(lowest).any() else None
-
-
-def _band(curves: pd.DataFrame) -> pd.DataFrame:
+def band(curves: pd.DataFrame) -> pd.DataFrame:
     """One standard deviation to either side of the mean, in the rounds that all seeds have; none with one seed."""
     known = curves.dropna() if curves.shape[1] > 1 else curves[:0]
     mean, deviation = known.mean(axis=1), known.std(axis=1)
     return pd.DataFrame({"low": mean - deviation, "high": mean + deviation})
 
 
-def over_data(results: StudyResults) -> Figure | None:
-    """A panel per row: its main score on each data set, in the study's order; the other rows in grey."""
-    metric, names = results.study.primary, results.data_names
-    found: dict[str, dict[int, Spread]] = {}
-    for row in results.rows:
-        if metric in row.scores:
-            found.setdefault(row.row.name, {})[names.index(row.data)] = row.scores[metric]
-    if len(names) < 2 or not found:
-        return None
-    figure, panels = plot.small_panels(list(found), f"{METRIC_TITLES[metric]} (%)", 5, 0.6, 1.55)
-    for ax, (name, own) in zip(panels, found.items()):
-        for other in (each for each in found if each != name):
-            ax.plot(list(found[other]), [each.mean for each in found[other].values()], color=plot.FAINT, linewidth=0.8)
-        deviations = [each.std or 0.0 for each in own.values()]
-        means = [each.mean for each in own.values()]
-        ax.errorbar(list(own), means, yerr=deviations, color=plot.ACCENT, marker="o", markersize=3.5, linewidth=1.5)
-        ax.set_xlabel("")
-        ax.set_xticks(range(len(names)), [plot.plain(name, 12) for name in names], rotation=45, ha="right")
-    return figure
-
-
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
+def over_data(results: StudyResults) -> Figure | None:
+    """The main score of every row on every data set."""
+    metric, names = results.study.primary, results.data_names
+    if len(names) < 2:
+        return None
+    scores = {
+        name: {row.row.name: row.scores[metric] for row in results.of(name) if metric in row.scores} for name in names
+    }
+    return _map(scores, list(dict.fromkeys(name for own in scores.values() for name in own)))
+
+
 def rare_classes(rows: Sequence[RowResult]) -> Figure | None:
-    """Recall of the rarest classes by row, mean and deviation over seeds."""
-    rows = [row for row in rows if row.recall]
+    """Recall of each class by row, the rarest class first."""
+    rows = [row for row in rows if row.recall][:MOST_ROWS]
     if not rows:
         return None
     totals = rows[0].runs[0].record.training_images.sum().to_dict()
-    known = [name for name in totals if any(name in row.recall for row in rows)]
-    classes = sorted(known, key=lambda name: totals[name])[:MOST_CLASSES]
-    figure, panels = _by_row(rows, len(classes))
-    for ax, name in zip(panels, classes):
-        for place, row in enumerate(rows):
-            if name in row.recall:
-                value = row.recall[name]
-                ax.plot([0, value.mean], [place, place], color=plot.ACCENT_LIGHT, linewidth=1.2)
-                _dot(ax, value, place)
-        ax.set(title=f"{plot.plain(name, 16)} ({totals[name]:,})", xlim=(-3, 103), xlabel="Recall (%)")
-    return figure
+    known = sorted((name for name in totals if any(name in row.recall for row in rows)), key=lambda name: totals[name])
+    scores = {
+        f"{name} ({totals[name]:,})": {row.row.name: row.recall[name] for row in rows if name in row.recall}
+        for name in known[:MOST_CLASSES]
+    }
+    return _map(scores, [row.row.name for row in rows])
+
+
+def _map(scores: dict[str, dict[str, Spread]], rows: Sequence[str]) -> Figure | None:
+    """A heat map of scores by column and row."""
+    if not rows:
+        return None
+    values = [[own[row].mean if row in own else np.nan for own in scores.values()] for row in rows]
+    hover = [
+        [
+            f"{plot.plain(row)}, {plot.plain(name)}: {spread_told(own[row]) if row in own else ''}"
+            for name, own in scores.items()
+        ]
+        for row in rows
+    ]
+    trace = plot.heat(np.array(values), list(rows), list(scores), np.array(hover))
+    return plot.figure([Panel([trace], **plot.heat_axes(), height=110 + 24 * len(rows))])
 
 
 def rank_plot(results: StudyResults) -> Figure | None:
-    """Rows by mean rank; every block (data set, or site) is a dot."""
+    """Rows by mean rank; every block (data set, or site) is a light dot."""
     means = results.ranking.means
     if not means:
         return None
-    names = sorted(means, key=means.__getitem__)
-    figure = plot.canvas(plot.FULL_WIDTH, 0.8 + ROW_HEIGHT * len(names))
-    ax = figure.subplots()
-    for place, name in enumerate(names):
-        ranks = list(results.ranking.ranks[name].values())
-        ax.plot(ranks, _stacked(ranks, place), "o", color=plot.ACCENT_LIGHT, markersize=4)
-        ax.plot(means[name], place, "o", color=plot.ACCENT, markersize=6.5)
-        margin = (1.01, place)  # beside the axes: dots would lie under it elsewhere
-        ax.annotate(f"{means[name]:.2f}", margin, xycoords=ax.get_yaxis_transform(), va="center", fontsize=7.5)
-    _name_rows(ax, names)
-    ax.set(xlabel="Rank (1 is best)", xlim=(0.5, len(names) + 0.5))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    return figure
-
-
-def _stacked(ranks: Sequence[float], place: int) -> list[float]:
-    """Heights about a row's place at which equal ranks do not hide each other, one above the next."""
-    counts = Counter(ranks)
-    step = min(0.2, 0.7 / max(counts.values()))
-    seen: Counter[float] = Counter()
-    heights = []
-    for rank in ranks:
-        heights.append(place + step * (seen[rank] - (counts[rank] - 1) / 2))
-        seen[rank] += 1
-    return heights
+    names = sorted(means, key=means.__getitem__)[:MOST_ROWS]
+    blocks = [
+        (rank, place, block) for place, name in enumerate(names) for block, rank in results.ranking.ranks[name].items()
+    ]
+    ranks, places, _ = zip(*blocks)
+    told = [f"{plot.plain(block)}: rank {rank:g}" for rank, _, block in blocks]
+    traces = [plot.dots(ranks, places, f"each {results.ranked_over}", plot.SOFT, told, size=8)]
+    told = [f"{plot.plain(name)}: mean rank {means[name]:.2f}" for name in names]
+    traces.append(
+        plot.dots([round(means[name], 3) for name in names], [*range(len(names))], "mean rank", plot.ACCENT, told)
+    )
+    axis = {"range": [0.5, len(means) + 0.5]}
+    return plot.figure([Panel(traces, axis, plot.rows_axis(names), "Rank (1 is best)", 90 + 24 * len(names))])
 
 
 def cost(rows: Sequence[RowResult]) -> Figure | None:
     """Seconds of a round, grey where runs waited for each other, and bytes that a site sends and receives, by row."""
-    rows = [row for row in rows if row.runs]
+    rows = [row for row in rows if row.runs][:MOST_ROWS]
     if not rows:
         return None
     shared = any(row.together > 1 for row in rows)
-    figure, (clock, wire) = _by_row(rows, 2)
-    places = np.arange(len(rows))
+    axis, height = plot.rows_axis([row.row.name for row in rows]), 90 + 24 * len(rows)
+    look = {"type": "bar", "orientation": "h", "y": [*range(len(rows))], "textposition": "none"}
+    look |= {"hovertemplate": "%{text}<extra></extra>"}
     seconds = [row.cost["seconds_per_round"] for row in rows]
-    clock.barh(places, seconds, 0.6, color=plot.FAINT if shared else plot.ACCENT)
-    clock.set(title="Time on a shared device" if shared else "Time", xlabel="Seconds per round")
-    sent, received = (np.array([row.cost[f"{way}_per_round"] or 0.0 for row in rows]) for way in ("sent", "received"))
-    most = max(sent.max(), received.max())
-    divisor, unit = byte_unit(most)
-    wire.barh(places - 0.18, sent / divisor, 0.34, color=plot.ACCENT, label="sent by a site")
-    wire.barh(places + 0.18, received / divisor, 0.34, color=plot.ACCENT_LIGHT, label="received")
-    for place, row in enumerate(rows):
-        if max(sent[place], received[place]) <= 0.01 * most:
-            text = "all images" if row.pooled else f"{traffic(sent[place])} sent, {traffic(received[place])} received"
-            look: dict[str, Any] = {"va": "center", "fontsize": 7.5, "color": plot.MUTED}
-            wire.annotate(text, (0, place), (4, 0), textcoords="offset points", **look)
-    wire.set(title="Traffic", xlabel=f"{unit} per round")
-    figure.legend(*wire.get_legend_handles_labels(), loc="outside upper right", ncols=2)
-    return figure
-
-
-def _dot(ax: Axes, score: Spread, place: int) -> None:
-    """A mean with its deviation, cut where no score can be; hollow, where one seed has none."""
-    face = "white" if score.std is None else plot.ACCENT
-    bar = None if score.std is None else [[min(score.std, score.mean)], [min(score.std, 100 - score.mean)]]
-    look = {"marker": "o", "markersize": 4.5, "markerfacecolor": face, "elinewidth": 1.4}
-    ax.errorbar(score.mean, place, xerr=bar, color=plot.ACCENT, **look)  # type: ignore[arg-type]
-
-
-def _by_row(rows: Sequence[RowResult], panels: int) -> tuple[Figure, Sequence[Axes]]:
-    """Panels side by side that share the rows of the study as their vertical axis."""
-    figure = plot.canvas(plot.FULL_WIDTH, 0.95 + ROW_HEIGHT * len(rows))
-    axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
-    _name_rows(axes[0], [row.row.name for row in rows])
-    return figure, axes
-
-
-def _name_rows(ax: Axes, names: Sequence[str]) -> None:
-    ax.set_yticks(range(len(names)), [plot.plain(name) for name in names])
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    clock = look | {"x": plot.numbers(seconds), "text": [f"{each:.2f} s" for each in seconds], "showlegend": False}
+    clock |= {"marker": {"color": plot.FAINT if shared else plot.ACCENT}}
+    moved = {way: [row.cost[f"{way}_per_round"] or 0.0 for row in rows] for way in ("sent", "received")}
+    divisor, unit = byte_unit(max(max(own) for own in moved.values()))
+    wires = [
+        look
+        | {
+            "x": plot.numbers(own, 1 / divisor),
+            "name": f"{way} by a site",
+            "showlegend": True,
+            "marker": {"color": colour},
+        }
+        | {"text": ["all images" if row.pooled else f"{traffic(size)} {way}" for row, size in zip(rows, own)]}
+        for (way, own), colour in zip(moved.items(), (plot.ACCENT, plot.SECOND))
+    ]
+    told = "Seconds per round on a shared device" if shared else "Seconds per round"
+    return plot.figure(
+        [Panel([clock], {}, axis, told, height), Panel(wires, {}, axis, f"Traffic per round ({unit})", height)]
+    )

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.version import __version__
-from equipoise.report.page import page, svgs
-from equipoise.report.plotting import style
+from equipoise.report.page import page
 from equipoise.report.run_facts import METRIC_TITLES
-from equipoise.report.run_figures import federation_bubbles, sites_shown
+from equipoise.report.run_figures import federation_bubbles
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration
 from equipoise.studies import remarks
@@ -32,9 +31,8 @@ MODELS_DRAWN = {
 
 def render(results: StudyResults) -> str:
     """The HTML text of the report."""
-    with style():
-        sections = [_section(results, f"data{place}", data) for place, data in enumerate(results.data_names, start=1)]
-        drawn = svgs("", {"ranks": figures.rank_plot(results), "over-data": figures.over_data(results)})
+    sections = [_section(results, f"data{place}", data) for place, data in enumerate(results.data_names, start=1)]
+    over = {"ranks": figures.rank_plot(results), "over-data": figures.over_data(results)}
     return page(
         "study.html",
         Path(__file__).parent,
@@ -50,7 +48,9 @@ def render(results: StudyResults) -> str:
         seconds=sum(run.record.seconds or 0.0 for run in results.runs),
         together=max((run.together for run in results.runs), default=1),
         sections=sections,
-        over={"id": "", "svgs": drawn},
+        over={"id": "", "figures": over},
+        finding=remarks.finding(results),
+        lead={"id": "", "figures": {"ranked": figures.ranked(results)}},
         listed=listed,
         ranks_caption=_ranks_caption(results),
         runs=_runs(results),
@@ -78,10 +78,9 @@ def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
     rows, tables = results.of(data), tables_of(results, data)
     federation = federation_of(rows)
     drawn = {
-        "scores": figures.scores(results, rows),
-        "learning": figures.learning(results, rows),
         "recall": figures.rare_classes(rows),
-        "retrogress": figures.retrogress_panels(results, rows),
+        "learning": figures.learning(results, rows),
+        "retrogress": figures.retrogress_curves(results, rows),
         "cost": figures.cost(rows),
         "federation": federation_bubbles(federation) if federation else None,
     }
@@ -90,30 +89,11 @@ def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
         "title": data or "Results",
         "tables": [(table.sheet_on_page(), table.tests_sheet() if table.comparisons else None) for table in tables],
         "sides": side_tables(results, data),
-        "svgs": svgs(f"{id}-", drawn),
+        "figures": drawn,
         "undrawn": _undrawn(rows),
-        "told": _told(rows)
-        | {
-            "seed": federation.start.config.get("seed") if federation else "",
-            "sites_shown": sites_shown(federation) if federation else "",
-        },
-    }
-
-
-def _told(rows: Sequence[RowResult]) -> dict[str, Any]:
-    """What captions of figures depend on."""
-    spreads = [score for row in rows for score in row.scores.values()]
-    recalls = [score for row in rows for score in row.recall.values()]
-    return {
-        "spread": any(score.std is not None for score in spreads),
-        "hollow": any(score.std is None for score in spreads),
-        "hollow_recall": any(score.std is None for score in recalls),
-        "paper": any(row.row.paper for row in rows),
-        "many_classes": len({name for row in rows for name in row.recall}) > figures.MOST_CLASSES,
-        "common": all(run.on_common_set for row in rows for run in row.runs),
-        "dotted": any(figures.first_eligible(row) > 1 for row in rows),
-        "others": [r.row.name for r in rows if any(figures.curve_view(run, r) != r.view for run in r.runs)],
+        "seed": federation.start.config.get("seed") if federation else "",
         "shared_times": " ".join(shared_times(rows)),
+        "others": [r.row.name for r in rows if any(figures.curve_view(run, r) != r.view for run in r.runs)],
     }
 
 
