@@ -39,3 +39,17 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the public data sets in {folder.name}/ beside the repository (EQUIPOISE_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium by Playwright, for pages of reports."""
+    from browsing import CHROMIUM
+
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright to open pages")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium to open pages: apt-get install chromium")
+    with playwright.sync_playwright() as tools:
+        opened = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

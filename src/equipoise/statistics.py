@@ -1,5 +1,4 @@
-"""Statistics of studies: mean, deviation and interval over seeds, paired tests against the best row, ranks; intervals of
-shares of images."""
+"""Statistics of studies and reports: mean, deviation, intervals, paired tests and ranks."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ const equipoise = (() => {
   const value = cell => {
     const text = (cell?.firstChild?.textContent ?? "").trim().replaceAll(",", "").replace("−", "-");
     if (!/^-?[\d.]/.test(text)) return text === "–" || !text ? undefined : text.toLowerCase();
-    if (!/^-?[\d.]+( (±|%|GB|MB|kB|bytes|h|min|s)|[†‡]|%|$)/.test(text)) return text.toLowerCase();
+    if (!/^-?[\d.]+( (±|%|GB|MB|kB|bytes|h|min|s)|[\u2020\u2021]|%|$)/.test(text)) return text.toLowerCase();
     const parts = [...text.split("±")[0].matchAll(/(-?[\d.]+)\s*(GB|MB|kB|h|min)?/g)];
     return parts.reduce((sum, [, number, unit]) => sum + parseFloat(number) * (units[unit] ?? 1), 0);
   };

@@ -223,7 +223,7 @@ def line_at(value: float, axis: str = "x", dash: str = "dash", colour: str = MUT
     return {"type": "line", "line": {"color": colour, "width": 1, "dash": dash}, "layer": "below"} | ends
 
 
-def chance_line(value: float | None, axis: str = "x") -> dict[str, Sequence[Mapping[str, Any]]]:
+def chance_line(value: float | None, axis: str = "x") -> dict[str, Any]:
     """Where guessing would be, with its name; nothing where that is not known."""
     if value is None:
         return {}
@@ -242,8 +242,8 @@ def site_curves(curves: pd.DataFrame, scale: float = 1, names: Sequence[str] = (
     """
     traces, several = [], curves.shape[1] > 1
     if curves.shape[1] > MOST_LINES:
-        low, high = np.nanpercentile(curves.to_numpy(dtype=float), [10, 90], axis=1)
-        ends = [pd.Series(scale * each, curves.index) for each in (low, high)]
+        low, high = scale * np.nanpercentile(curves.to_numpy(dtype=float), [10, 90], axis=1)
+        ends = pd.Series(low, curves.index), pd.Series(high, curves.index)
         traces.append(band(*ends, f"{curves.shape[1]} sites, 10th to 90th percentile"))
     else:
         look = colours(names or [*map(str, curves)])

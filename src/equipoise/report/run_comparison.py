@@ -55,6 +55,8 @@ def balanced(run: RunRecord) -> tuple[float, float, float] | None:
 
     The interval is of the images, taken as independent; it says nothing of other seeds.
     """
+    if MAIN.name not in run.results:
+        return None
     own = run.results[run.results["view"] == run.end_view]
     means = own[own["scope"] == "mean"][MAIN.name].dropna()
     sites = own[(own["scope"] == "site") & own["confusion"].notna()]["confusion"]
@@ -170,8 +172,8 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
     if not len(classes):
         return None
     traces, step = [], min(0.16, 0.6 / len(runs))
-    for place, (label, own) in enumerate(zip(labels, recalls)):
-        own = own[own.index.isin(classes.index)]
+    for place, (label, found) in enumerate(zip(labels, recalls)):
+        own = found[found.index.isin(classes.index)]
         shift = step * (place - (len(runs) - 1) / 2)
         hover = [
             f"{plot.plain(label)}: {100 * row.recall:.1f} % of {plot.plain(str(row.Index))}"

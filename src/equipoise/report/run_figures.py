@@ -10,7 +10,7 @@ import pandas as pd
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress, work_curves
-from equipoise.report.plotting import Figure, Panel
+from equipoise.report.plotting import Figure, Panel, Trace
 from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import SCOPE_TITLES
 from equipoise.report.wording import byte_unit, traffic
@@ -81,18 +81,18 @@ def _bubbles(counts: pd.DataFrame, most: int) -> Panel:
     values = counts.to_numpy()
     rows, columns = np.nonzero(values)
     lacking = np.nonzero(values == 0)
+    sizes = np.round(34 * np.sqrt(values[rows, columns] / most) + 3, 1).tolist()
+    texts = [f"{value:,}" for value in values[rows, columns]]
     there = {
         "type": "scatter",
         "mode": "markers+text" if values.size <= plot.MOST_NUMBERED else "markers",
         "x": columns.tolist(),
         "y": rows.tolist(),
-        "marker": {
-            "size": numbers_of(34 * np.sqrt(values[rows, columns] / most) + 3),
-            "color": plot.SOFT,
-            "line": {"width": 1, "color": plot.ACCENT},
-        },
-        "text": [f"{value:,}" for value in values[rows, columns]],
+        "marker": {"size": sizes, "color": plot.SOFT, "line": {"width": 1, "color": plot.ACCENT}},
+        "text": texts,
         "textfont": {"size": 11},
+        # a count that does not fit its bubble stands beside it
+        "textposition": [f"middle {'center' if size > 7 * len(t) else 'right'}" for size, t in zip(sizes, texts)],
         "customdata": [[sites[row], classes[column]] for row, column in zip(rows, columns)],
         "hovertemplate": "%{customdata[0]}, %{customdata[1]}: %{text} images<extra></extra>",
     }
@@ -105,11 +105,6 @@ def _bubbles(counts: pd.DataFrame, most: int) -> Panel:
         "range": [-0.6, len(classes) - 0.4],
     }
     return Panel([there, absent], axis, plot.rows_axis(list(counts.index)), height=110 + 40 * len(sites))
-
-
-def numbers_of(values: np.ndarray) -> list[float]:
-    """Known numbers with one decimal."""
-    return np.round(values, 1).tolist()
 
 
 def recall_map(run: RunRecord) -> Figure | None:
@@ -193,7 +188,7 @@ def site_pages(run: RunRecord) -> Figure | None:
 
 def _recall_bars(run: RunRecord, recall: Sequence[float | None]) -> Panel:
     found = pd.Series(recall, run.start.classes, dtype=float).dropna()[:MOST_CLASSES]
-    trace = {"type": "bar", "orientation": "h", "x": plot.numbers(found, 100), "y": [*range(len(found))]}
+    trace: Trace = {"type": "bar", "orientation": "h", "x": plot.numbers(found, 100), "y": [*range(len(found))]}
     trace |= {"marker": {"color": plot.ACCENT}, "hovertemplate": "%{x} %<extra></extra>", "showlegend": False}
     axis = {"title": "recall (%)", "range": [0, 100]}
     return Panel([trace], axis, plot.rows_axis(list(found.index), 18), "Recall of each class", 90 + 24 * len(found))

@@ -65,11 +65,14 @@ def runs_lacking(results: StudyResults) -> int:
 def finding(results: StudyResults) -> str:
     """What a study found, in a sentence or two: its best row, and whether tests tell it from the next one."""
     metric, study = results.study.primary, results.study
-    title = METRIC_TITLES[metric].lower()
+    title = METRIC_TITLES[metric]
+    title = title if title.isupper() else title[0].lower() + title[1:]
     means = results.ranking.means
     if len(results.data_names) > 1 and means:
-        best = min(means, key=means.__getitem__)
-        return f"{best} has the best mean rank by {title}: {means[best]:.2f} over {len(results.data_names)} data sets."
+        first = min(means, key=means.__getitem__)
+        return (
+            f"{first} has the best mean rank by {title}: {means[first]:.2f} over {len(results.data_names)} data sets."
+        )
     rows = [row for row in results.rows if metric in row.scores and not row.pooled]
     rows.sort(key=lambda row: row.scores[metric].mean, reverse=HIGHER_IS_BETTER[metric])
     if not rows:

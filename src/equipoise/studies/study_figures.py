@@ -16,6 +16,7 @@ from equipoise.report.run_comparison import chance
 from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.wording import byte_unit, traffic
 from equipoise.statistics import Spread
+from equipoise.studies.grid import listed
 from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.studies.rows import RowResult, RunResult
 
@@ -39,7 +40,7 @@ def ranked(results: StudyResults) -> Figure | None:
 def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
     rows = sorted(rows, key=lambda row: row.scores[metric].mean, reverse=HIGHER_IS_BETTER[metric])[:MOST_ROWS]
     traces: list[Trace] = []
-    for alone, name in ((False, "mean, 95 % interval over seeds"), (True, "one seed: no interval")):
+    for alone, name in ((False, "mean, 95 % interval"), (True, "one seed, no interval")):
         own = [(place, row) for place, row in enumerate(rows) if (row.scores[metric].std is None) == alone]
         scores = [row.scores[metric] for _, row in own]
         if own:
@@ -56,16 +57,16 @@ def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
             )
     seeds = [(value, place, seed) for place, row in enumerate(rows) for seed, value in _seeds(row, metric)]
     if seeds:
-        values, places, names = zip(*seeds)
+        values, places, _ = zip(*seeds)
         told = [f"seed {seed}: {value:.2f}" for value, _, seed in seeds]
-        look = {"symbol": "line-ns", "size": 8}
-        traces.insert(0, plot.dots(plot.numbers(values), places, "each seed", plot.SOFT, told, **look))
+        marks = plot.dots(plot.numbers(values), places, "each seed", plot.SOFT, told, symbol="line-ns", size=8)
+        traces.insert(0, marks)
     papers = [(row.row.paper[metric], place) for place, row in enumerate(rows) if metric in row.row.paper]
     if papers:
         values, places = zip(*papers)
         told = [f"paper: {value}" for value in values]
         traces.append(plot.dots(values, places, "the paper's number", plot.SECOND, told, symbol="diamond", hollow=True))
-    names = plot.rows_axis([row.row.name for row in rows]) | {"showgrid": len(rows) > 1}
+    names = plot.rows_axis([f"{row.row.name}{' (pooled)' * row.pooled}" for row in rows]) | {"showgrid": len(rows) > 1}
     title = f"{METRIC_TITLES[metric]} (%)" + (f", the first {MOST_ROWS}" if len(rows) == MOST_ROWS else "")
     height = 90 + 24 * len(rows)
     return Panel(traces, {}, names, title, height, **plot.chance_line(guessing(rows, metric)))
@@ -233,12 +234,15 @@ def rank_plot(results: StudyResults) -> Figure | None:
     if not means:
         return None
     names = sorted(means, key=means.__getitem__)[:MOST_ROWS]
-    blocks = [
-        (rank, place, block) for place, name in enumerate(names) for block, rank in results.ranking.ranks[name].items()
-    ]
-    ranks, places, _ = zip(*blocks)
-    told = [f"{plot.plain(block)}: rank {rank:g}" for rank, _, block in blocks]
-    traces = [plot.dots(ranks, places, f"each {results.ranked_over}", plot.SOFT, told, size=8)]
+    blocks: dict[tuple[float, int], list[str]] = {}
+    for place, name in enumerate(names):
+        for block, rank in results.ranking.ranks[name].items():
+            blocks.setdefault((rank, place), []).append(block)
+    ranks, places = zip(*blocks)
+    told = [f"rank {rank:g}: {plot.plain(listed(own), 200)}" for (rank, _), own in blocks.items()]
+    light = plot.dots(ranks, places, f"each {results.ranked_over}", plot.SOFT, told)
+    light["marker"]["size"] = [min(6 + 2 * len(own), 18) for own in blocks.values()]  # equal ranks make a larger dot
+    traces = [light]
     told = [f"{plot.plain(name)}: mean rank {means[name]:.2f}" for name in names]
     traces.append(
         plot.dots([round(means[name], 3) for name in names], [*range(len(names))], "mean rank", plot.ACCENT, told)
