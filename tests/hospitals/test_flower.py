@@ -503,7 +503,8 @@ def test_a_site_whose_data_has_changed_since_the_run_began_refuses(tmp_path):
     class Swaps(Postbox):
         def carry(self, site, parcel):
             if site == "site 1" and parcel.header["round"] == 2:
-                self.offices[site].description = {**self.offices[site].description, "fingerprint": "of other images"}
+                office = self.offices[site]
+                office._descriptions[0] = {**office._description(0), "fingerprint": "of other images"}
             return super().carry(site, parcel)
 
     folder = Hospitals(tmp_path, post=Swaps).run()

@@ -18,12 +18,15 @@ pytest.importorskip("flwr")
 
 from consortium import Consortium, finish, lay_out_consortium, running, running_sites, start_server, wait_for
 from equipoise.engine.states import read_state
+from equipoise.hospitals.deployment_files import LEAST
 from equipoise.hospitals.pilot import start_site
 from equipoise.hospitals.processes import Child
 from equipoise.hospitals.security import new_key_pair
 from harness import TINY, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
 
 METHODS = ("fedavg", "fediic", "prr", "fedbm", "fedbn+margins+npr", "fedavg+cpa+deputy+fourier+local-norm")
+#: what hospitals hold back unless told otherwise
+LIMIT = f"privacy.least={LEAST}"
 SETTINGS = ("train.rounds=3", "evaluation.every=3")
 BRIEF = ("train.rounds=2", "evaluation.every=2")
 LONG = 240.0
@@ -51,7 +54,7 @@ def kept_at_sites(consortium: Consortium, folder: Path) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_are_those_of_the_local_engine(consortium, tmp_path, method):
-    local = run_tiny(tmp_path / "local", method, *SETTINGS)
+    local = run_tiny(tmp_path / "local", method, *SETTINGS, LIMIT)
     apart = consortium.run(tiny_config(method, *SETTINGS), tmp_path / "apart")
     assert_same_bits(server_state(local), server_state(apart))
     assert_same_bits(site_states(local), kept_at_sites(consortium, apart))
@@ -159,7 +162,7 @@ def test_a_stopped_server_resumes_with_the_same_bits(tmp_path, journaled, number
         wait_for(lambda: not list(state.glob("superlink.db*")), LONG, "the end of the SuperLink and its database")
         with start_server(laid_out, folder, "fediic", *BRIEF, resume=True) as server:
             assert finish(server, LONG) == 0, server.tail(30)
-    local = run_tiny(tmp_path / "local", "fediic", *BRIEF)
+    local = run_tiny(tmp_path / "local", "fediic", *BRIEF, LIMIT)
     assert_same_bits(server_state(local), server_state(folder))
     assert (folder / "report.html").exists()
     states = [file.parent / "state" for file in laid_out.files.values()]
@@ -198,7 +201,7 @@ def test_a_server_killed_while_it_sends_leaves_no_site_waiting_for_ever(tmp_path
             assert finish(server, LONG) == -signal.SIGKILL
         with start_server(laid_out, folder, "fediic", *BRIEF, resume=True) as server:
             assert finish(server, LONG) == 0, server.tail(30)
-    local = run_tiny(tmp_path / "local", "fediic", *BRIEF)
+    local = run_tiny(tmp_path / "local", "fediic", *BRIEF, LIMIT)
     assert_same_bits(server_state(local), server_state(folder))
 
 
@@ -211,7 +214,7 @@ def test_a_pilot_is_one_command_and_leaves_nothing_running(tmp_path):
         command += ["--set", setting]
     with Child(command, tmp_path / "log") as pilot:
         assert finish(pilot, LONG) == 0, pilot.tail(30)
-    local = run_tiny(tmp_path / "local", "fedavg", *SETTINGS)
+    local = run_tiny(tmp_path / "local", "fedavg", *SETTINGS, LIMIT)
     assert_same_bits(server_state(local), server_state(tmp_path / "pilot"))
     assert (tmp_path / "pilot" / "report.html").exists()
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]

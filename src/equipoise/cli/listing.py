@@ -62,6 +62,7 @@ def methods_show(
 
     Of a composition such as fedbn+margins+npr, show what leaves a site with the default options.
     """
+    from equipoise.contract.disclosed import below_the_limit
     from equipoise.engine.disclosure import run_sheet, widest_sheet
     from equipoise.engine.runs import make_config
     from equipoise.methods import get_method
@@ -72,11 +73,11 @@ def methods_show(
     console.print(f"changes: {method.changes}", highlight=False)
     costs = ", ".join(f"{kind} {cost}" for kind, cost in zip(COSTS, _costs(name)))
     console.print(f"beside FedAvg, on the phantom: {costs}", highlight=False)
-    sheet = Table("action", "entry", "what leaves the site", title="disclosure sheet")
+    sheet = Table("action", "entry", "what leaves the site", "below privacy.least", title="disclosure sheet")
     leaves = run_sheet(method, method.client_class(config)) if config.components else widest_sheet(method)
     for action, entries in leaves.items():
         for entry, text in entries.items():
-            sheet.add_row(action, entry, text)
+            sheet.add_row(action, entry, text, below_the_limit(text))
     console.print(sheet)
     console.print(f"[bold]with privacy.secure_sums = true[/] {_with_sums(name)}", highlight=False)
     if method.options.model_fields:

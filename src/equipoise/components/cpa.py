@@ -126,7 +126,9 @@ class CPASite(SiteSide):
         options = self.options
         counts, beta = self.class_counts, 0.0
         if options.counts != "none":
-            counts = self.federation_counts if options.counts == "federation" else self.class_counts
+            counts = self.class_counts
+            if options.counts == "federation":  # which leave out what sites hold back, but not from themselves
+                counts = torch.maximum(self.federation_counts, self.class_counts)
             beta = options.beta
         local, shared = (self.local_side, self.global_side) if options.prototypes else (None, None)
         return conjoint_prototype_aligned(logits, labels, counts, local, shared, beta, options.tau)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from equipoise.components._merging import average_by, site_weights
 from equipoise.contract.component import Component, ServerSide, Sheet, SiteSide
-from equipoise.contract.disclosed import Entry
+from equipoise.contract.disclosed import Entry, shown
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 
 
@@ -34,7 +34,8 @@ class DiscrepancySite(SiteSide):
 
     def reply(self) -> Generator[Work, Any, Payload]:
         yield from ()
-        shares = (self.class_counts / self.class_counts.sum()).double()
+        counts = shown(self.class_counts, self.setting.config.privacy.limit)
+        shares = (counts / counts.sum()).double()
         equal = 1 / self.num_classes
         if self.options.measure == "l2":
             return {"discrepancy": float((shares - equal).norm())}
@@ -65,7 +66,7 @@ class Discrepancy(Component):
         return {"model", "sites"}
 
     def discloses(self) -> Sheet:
-        return {"train": {"discrepancy": Entry("distance of the site's class shares from equal ones", "share")}}
+        return {"train": {"discrepancy": Entry("distance of the site's class shares from equal ones", "shares")}}
 
 
 COMPONENT = Discrepancy

@@ -28,7 +28,11 @@ class MarginsServer(ServerSide):
         if self.options.difficulty == "none":
             return sites
         found = yield self.ask("survey", sites, **self.server.received(sites))
-        self.state.difficulty = total(found, "class_loss") / (1e-5 + total(found, "class_count"))
+        losses, counts = total(found, "class_loss"), total(found, "class_count")
+        difficulty = losses / (1e-5 + counts)
+        if self.setting.config.privacy.limit > 1:  # a class that no site may tell of is as hard as all are together
+            difficulty = torch.where(counts > 0, difficulty, losses.sum() / counts.sum().clamp(min=1))
+        self.state.difficulty = difficulty
         return found.sites  # the classes of a site that did not answer would pass for the easiest
 
     def message(self, number: int) -> Message:

@@ -245,8 +245,15 @@ class PrivacyConfig(Table):
         json_schema_extra=LATER,
     )
 
+    @property
+    def limit(self) -> int:
+        """The number of images below which nothing leaves a site; under privacy.epsilon noise hides single images."""
+        return 0 if self.epsilon else self.least
+
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {} if self.epsilon else dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
+        if self.epsilon:
+            return {"least": "privacy.epsilon hides single images by noise"}
+        return dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
 
 
 #: what does not change a run's results

@@ -89,6 +89,17 @@ class Site:
             raise ValueError(f"site {self.name!r} has unknown parts {sorted(unknown)}")
         object.__setattr__(self, "splits", {part: split for part, split in self.splits.items() if len(split)})
 
+    def tells(self, part: str, num_classes: int, least: int = 0) -> bool:
+        """Whether the site has images in a part that it may tell of: `least` of some class at least."""
+        if least <= 1 or part not in self.splits:
+            return part in self.splits
+        split = self.splits[part]
+        return (
+            len(split) >= least
+            if split.task == "segmentation"
+            else bool((split.class_counts(num_classes) >= least).any())
+        )
+
     def class_counts(self, num_classes: int, part: str = "train") -> np.ndarray:
         """Images (for segmentation, pixels) of each class in a part: int64 (num_classes,); zeros without the part."""
         if part not in self.splits:
@@ -253,9 +264,9 @@ class Federation:
         common = () if self.common is None else (self.common,)
         return (*self.sites, *common, *self.cohorts)
 
-    def training_sites(self) -> tuple[Site, ...]:
-        """The sites with training images, in order."""
-        return tuple(site for site in self.sites if "train" in site.splits)
+    def training_sites(self, least: int = 0) -> tuple[Site, ...]:
+        """The sites with training images that they may tell of, in order."""
+        return tuple(site for site in self.sites if site.tells("train", len(self.classes), least))
 
     def pooled(self) -> Federation:
         """The same data with all training images at one site named "pooled", for central learning.

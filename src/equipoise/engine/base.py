@@ -93,6 +93,11 @@ class Engine:
         self.failed, self.facts, self.measures, self.entries = {}, {}, {}, {}
         self.diverged = set()
 
+    @property
+    def tells_scores(self) -> bool:
+        """Whether predictions of single images may be kept."""
+        return self.sees_images and self.summer is None and self.setting.config.privacy.limit <= 1
+
     def commit(self) -> None:
         """The round is complete; what sites keep becomes their state."""
         self.states.commit()
@@ -152,7 +157,7 @@ class Engine:
         }
         ask = Ask(EVALUATE, sorted(sites, key=self._rank), **known, **filled)
         asked = [replace(request, action=EVALUATE, round=max(round_number, 1)) for request in requests]
-        if self.summer is not None:
+        if not self.tells_scores:
             asked = [replace(request, scores=False) for request in asked]
         outcomes = yield from self.place.run(asked, ask, version="")
         found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.method import Client, Method
 from equipoise.engine.slot import EVALUATE
 from equipoise.tasks import Task
@@ -17,17 +18,21 @@ Sheet = dict[str, dict[str, str]]
 #: what every run needs besides the method's own replies
 ALWAYS: Sheet = {
     DESCRIBE: {
-        COUNTS: "number of local images of each class in the training, validation and test part; with it the names of "
-        "the classes, warnings about the data without names of files, and a digest that tells whether it has changed"
+        COUNTS: Entry(
+            "number of local images of each class in the training, validation and test part; with it the names of "
+            "the classes, warnings about the data without names of files, and a digest that tells whether it has "
+            "changed",
+            "counts",
+        )
     },
-    EVALUATE: {COUNTS: Classification.discloses},
+    EVALUATE: {COUNTS: Entry(Classification.discloses, "measured")},
 }
 
 #: what a site tells of its work with every answer, if its policy allows; runs do without
 OPTIONAL: Sheet = {
     PROGRESS: {
         "loss": "mean training loss",
-        "examples": "number of images seen in training, repeats included",
+        "examples": Entry("number of images seen in training, repeats included", "images"),
         "steps": "number of training steps",
         "seconds": "duration of the work",
     }
@@ -50,7 +55,8 @@ def disclosure_sheet(client: type[Client]) -> Sheet:
 
 def run_sheet(method: Method, client: type[Client], task: type[Task] = Classification) -> Sheet:
     """What leaves a site in a run with this client of a method."""
-    return POOLED if method.pooled else disclosure_sheet(client) | {EVALUATE: {COUNTS: task.discloses}}
+    measured: Sheet = {EVALUATE: {COUNTS: Entry(task.discloses, "measured")}}
+    return POOLED if method.pooled else disclosure_sheet(client) | measured
 
 
 def widest_sheet(method: Method) -> Sheet:

@@ -63,6 +63,7 @@ class Evaluator:
         self.views = engine.views
         self.federation = federation
         self.task = server.setting.task
+        self.least = server.setting.config.privacy.limit
         #: probabilities of single images, of the models that are reported
         self.image_scores: list[ImageScores] = []
 
@@ -94,7 +95,7 @@ class Evaluator:
     @property
     def _sees_images(self) -> bool:
         """Whether predictions of single images may leave their site."""
-        return self.engine.sees_images and self.engine.summer is None
+        return self.engine.tells_scores
 
     def _due_views(self, number: int) -> tuple[str, ...]:
         """The views that are measured when a round ends: all, except personal models that can wait for the final test.
@@ -112,7 +113,7 @@ class Evaluator:
     def unmeasured(self, view: str, parts: Sequence[str], scores: Sequence[Score]) -> list[str]:
         """The sites (or other places) that should have measured a view on validation images, but have not."""
         common = (self.federation.common,) if self.federation.common else ()
-        judges = {place.name for place in (*self.federation.sites, *common) if _has(place, ("valid",))}
+        judges = {place.name for place in (*self.federation.sites, *common) if self._has(place, ("valid",))}
         asked = [request for request in self._requests(parts, False, self.views) if view in request.views]
         due = [request.site for request in asked if (request.data or request.site) in judges]
         if self.engine.summer is not None:
@@ -123,8 +124,8 @@ class Evaluator:
     def _requests(self, parts: Sequence[str], scores: bool, views: Sequence[str]) -> list[Request]:
         """Who measures which of the views on which images; on a common set alone, each site its personal model too."""
         common = (self.federation.common,) if self.federation.common else ()
-        trains = [site.name for site in self.federation.training_sites()]
-        places = [site for site in (*self.federation.sites, *common) if _has(site, parts)]
+        trains = [site.name for site in self.federation.training_sites(self.least)]
+        places = [site for site in (*self.federation.sites, *common) if self._has(site, parts)]
         requests = []
         for site in places:
             if site.name in trains:
@@ -132,9 +133,13 @@ class Evaluator:
             elif "global" in views:
                 requests.append(_request(site.name, ("global",), parts, scores))
         if "personal" in views and not any(site.name in trains for site in places):
-            shared = [site.name for site in common if _has(site, parts)]
+            shared = [site.name for site in common if self._has(site, parts)]
             requests += [_request(s, ("personal",), parts, scores, data=place) for place in shared for s in trains]
         return requests
+
+    def _has(self, site: Site, parts: Sequence[str]) -> bool:
+        """Whether a place has images in one of the parts that it may tell of."""
+        return any(site.tells(part, len(self.federation.classes), self.least) for part in parts)
 
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
         found = yield from self.engine.evaluate(self.server.message(), requests, number)
@@ -221,13 +226,13 @@ class Evaluator:
 
     def cohorts(self, number: int, reports: Reports) -> Generator[None, None, list[dict[str, Any]]]:
         """Results on unseen cohorts: of the global model, and of the first site's personal one (PRR's Table X)."""
-        first, found = self.federation.training_sites()[0].name, []
+        first, found = self.federation.training_sites(self.least)[0].name, []
         for cohort in self.federation.cohorts:
             for view in self.views:
                 host, images = (cohort.name, "") if view == "global" else (first, cohort.name)
                 if not reports(view, host):
                     continue
-                request = _request(host, (view,), ("test",), self.engine.sees_images, data=images)
+                request = _request(host, (view,), ("test",), self.engine.tells_scores, data=images)
                 for score in (yield from self._measure(number, [request])):
                     place = {"view": view, "scope": "cohort", "site": cohort.name, "round": number}
                     found.append({**place, **score.summary})
@@ -277,10 +282,6 @@ def _joined(requests: Sequence[Request]) -> list[Request]:
         parts = (*known.measure, *request.measure) if known else request.measure
         joined[request.site, request.data] = replace(request, measure=parts)
     return [*joined.values()]
-
-
-def _has(site: Site, parts: Sequence[str]) -> bool:
-    return any(part in site.splits and len(site.splits[part]) for part in parts)
 
 
 def _request(site: str, views: Sequence[str], parts: Sequence[str], scores: bool, data: str = "") -> Request:

@@ -33,6 +33,7 @@ from equipoise.engine.image_scores import FILE, write_image_scores
 from equipoise.engine.local import LocalEngine
 from equipoise.engine.opening import (
     alone,
+    approximate,
     cautions,
     check_new,
     data_told,
@@ -83,7 +84,7 @@ class Run:
         self.setting = Setting.of(config, method, self.federation, device)
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._log_path = folder / "events.jsonl"
-        self.sites = [site.name for site in self.federation.training_sites()]
+        self.sites = [site.name for site in self.federation.training_sites(config.privacy.limit)]
         #: called after each round; True: save it even if it is not due
         self.after_round: Callable[[int], bool] = lambda number: False
         #: a context held while the folder is this process's own; a study looks there for a run that another process
@@ -93,7 +94,7 @@ class Run:
     @cached_property
     def data_told(self) -> dict[str, Any]:
         """What the run tells of its data."""
-        return data_told(self.federation)
+        return data_told(self.federation, self.config.privacy.limit)
 
     @property
     def fingerprint(self) -> str:
@@ -136,7 +137,13 @@ class Run:
     def _check(self) -> None:
         """What can be said to be wrong before anything is written."""
         if not self.sites:
-            raise UserError(f"{self.federation.name}: no site has training images")
+            few = f" of a class in at least privacy.least = {told}" if (told := self.config.privacy.limit) > 1 else ""
+            raise UserError(f"{self.federation.name}: no site has training images{few}")
+        if self.method.pooled and self.config.privacy.limit > 1:
+            raise UserError(
+                f"{self.config.method} pools all images, so privacy.least = {self.config.privacy.limit} holds nothing "
+                "back; set it to 0, or choose another method"
+            )
         check_private(self.config, self.method, self.setting)
         least = self.config.train.min_sites
         if least > len(self.sites):
@@ -162,6 +169,7 @@ class Run:
         warnings = [
             *self.federation.warnings,
             *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
+            *approximate(self.config.privacy.limit),
             *alone(self.setting, self.method, self.sites),
             *cautions(self.setting, self.method, self.data_told["sites"]),
             *self.setting.options.cautions(self.setting, self.data_told["sites"]),
@@ -221,7 +229,8 @@ class Run:
         self._tell("warning", text=f"{change}; {follows}")
 
     def _tested_sites(self) -> list[str]:
-        return [site.name for site in self.federation.training_sites() if len(site.splits.get("test", ()))]
+        least, size = self.config.privacy.limit, len(self.federation.classes)
+        return [site.name for site in self.federation.training_sites(least) if site.tells("test", size, least)]
 
     def _go_back_to(self, latest: Manifest) -> None:
         """Everything as the checkpoint says; those of selected rounds, which the end will need, can be read as well."""

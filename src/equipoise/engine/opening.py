@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equipoise.contract.component import Component, Options
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
@@ -94,17 +96,17 @@ def _changes(folder: Path, config: Config) -> str:
 # ---- what is told of a run at its start ---------------------------------------------------------------------------
 
 
-def class_counts(site: Site, num_classes: int) -> dict[str, Any]:
-    """How many images of each class a site has in each part."""
-    counts = {part: site.class_counts(num_classes, part).tolist() for part in ("train", "valid", "test")}
-    return {"name": site.name} | counts
+def class_counts(site: Site, num_classes: int, least: int = 0) -> dict[str, Any]:
+    """How many images of each class a site has in each part; 0 of a class of fewer than `least`."""
+    counts = {part: site.class_counts(num_classes, part) for part in ("train", "valid", "test")}
+    return {"name": site.name} | {part: np.where(own < least, 0, own).tolist() for part, own in counts.items()}
 
 
-def data_told(federation: Federation) -> dict[str, Any]:
+def data_told(federation: Federation, least: int = 0) -> dict[str, Any]:
     """What the start of a run tells of its data: numbers, and fingerprints of all images and of those that judge."""
     return {
         "classes": list(federation.classes),
-        "sites": [class_counts(place, len(federation.classes)) for place in federation.places()],
+        "sites": [class_counts(place, len(federation.classes), least) for place in federation.places()],
         "data": fingerprint(federation),
         "judging_data": fingerprint(federation, ("valid", "test")),
     }
@@ -130,6 +132,16 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
             "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
             "often, or never. train.optimiser.decay_absent = false spares them; "
             'name = "adamw" keeps weight decay apart; weight_decay = 0 leaves it out'
+        )
+
+
+def approximate(least: int) -> Iterator[str]:
+    """What `privacy.least` does to the scores of a run, where it does anything."""
+    if least > 1:
+        yield (
+            f"privacy.least = {least}: scores leave out the images of classes of which a site has fewer than {least} "
+            f"in a part. Confusion cells below {least} join others, so recall, F1, accuracy and ECE are approximate; "
+            "AUC and loss are exact"
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from equipoise.contract.bulk import clone_all
+from equipoise.contract.disclosed import held_back, shown
 from equipoise.contract.method import Client
 from equipoise.contract.protocol import (
     Diverged,
@@ -125,7 +126,7 @@ class Slot:
                 if entry := soundness.first_unfinite():
                     what = f"'{entry.rstrip('/')}', which the site keeps,"
                     raise Diverged(f"{request.action}: {what} holds NaN or infinity")
-                outcome.facts |= self._progress.facts() if self.private is None else {}
+                outcome.facts |= self._facts() if self.private is None else {}
         finally:
             place.end()
         outcome.facts["seconds"] = time.perf_counter() - began
@@ -139,8 +140,17 @@ class Slot:
         undeclared = payload.keys() - client.discloses.get(request.action, {}).keys()
         if undeclared:
             raise TypeError(f"{where} replies '{min(undeclared)}', which its disclosure sheet does not name")
-        tensors, plain = flatten(payload)
+        entries, least = client.discloses.get(request.action, {}), client.setting.config.privacy.limit
+        tensors, plain = flatten(held_back(payload, entries, client.class_counts, least))
         return Outcome(unflatten(cloned(tensors), plain), cloned(client.workplace.kept()) or None)
+
+    def _facts(self) -> dict[str, float]:
+        """What the site tells of its training; images of classes that it holds back are not counted."""
+        facts, least = self._progress.facts(), self.client.setting.config.privacy.limit
+        if least > 1 and "examples" in facts:
+            counts = self.client.class_counts
+            facts["examples"] = round(facts["examples"] * float(shown(counts, least).sum() / counts.sum()))
+        return facts
 
     def _drive(self, action: Generator[Work, Any, Any], data: SiteData) -> Generator[None, None, Any]:
         """Do each piece of work that a client's generator yields, and send it the result; returns what it returns."""
@@ -193,12 +203,23 @@ class Slot:
                     seen = observed(client, measured[part], self.augmentation, view)
                     yield from self._settle()
                     split = measured[part].split
-                    measures[f"{view}.{part}"] = self.counted(request, view, part, seen, split)
+                    if counts := self.counted(request, view, part, seen, split):
+                        measures[f"{view}.{part}"] = counts
         return measures
 
     def counted(self, request: Request, view: str, part: str, seen: Tensors, split: Split) -> Tensors:
-        """The counts of what was seen of the images of a part; with each image's `scores` where asked for."""
-        counts = self.client.setting.task.count(seen, split, request.scores)
+        """The counts of what was seen of the images of a part, as far as they may be told; with each image's `scores`
+        where asked for."""
+        task, least = self.client.setting.task, self.client.setting.config.privacy.limit
+        if least > 1:
+            told = task.told(split, least)
+            if not told.any():
+                return {}
+            where = torch.from_numpy(told).to(self.client.setting.device)
+            seen = {name: rows[where.to(rows.device)] for name, rows in seen.items()}
+            split = replace(split, rows=split.rows[told], labels=split.labels[told])
+        counts = task.count(seen, split, request.scores)
+        counts = task.merged(counts, least) if least > 1 else counts
         return counts if self.private is None else self.private.measured(counts, request, view, part)
 
 

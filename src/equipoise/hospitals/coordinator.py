@@ -22,10 +22,10 @@ from equipoise.core.storage import write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.engine.runs import decided_by_data
+from equipoise.engine.runs import config_of, decided_by_data
 from equipoise.hospitals.authority import check_authority, check_server_certificate
 from equipoise.hospitals.connections import Limits
-from equipoise.hospitals.deployment_files import ServerFile, check_security, split_address
+from equipoise.hospitals.deployment_files import LEAST, ServerFile, check_security, split_address
 from equipoise.hospitals.descriptions import (
     agreed_federation,
     described_counts,
@@ -144,6 +144,7 @@ def conduct(
     `while_waiting` is called now and then until the sites are connected; it may raise what makes waiting futile. With
     `keep_updates` sites' replies stay in the run's folder.
     """
+    config = with_least(config, folder, resume)
     check_config(config, settings)
     method = get_method(config.method)
     sign = signer(settings.coordinator) if settings.coordinator and not superlink.insecure else lambda parcel: parcel
@@ -160,6 +161,14 @@ def conduct(
         maker = _EngineMaker(post, roster, settings.flower, keep_updates)
         Run(config, method, federation, folder, observers, engine=maker).execute(resume)
     return folder
+
+
+def with_least(config: Config, folder: Path, resume: bool) -> Config:
+    """The config with the `privacy.least` of hospitals where nobody set one; a run that goes on keeps its own."""
+    if "least" in config.privacy.model_fields_set:
+        return config
+    least = config_of(folder).privacy.least if resume and (folder / "config.toml").is_file() else LEAST
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"least": least})})
 
 
 class _EngineMaker:

@@ -13,6 +13,8 @@ from equipoise.core.errors import UserError
 from equipoise.data.config import DataConfig
 from equipoise.hospitals.exchange import FlowerOptions
 
+#: between hospitals no count, sum or mean of fewer images leaves a site, unless the coordinator and the site agree
+LEAST = 5
 #: what TLS, node authentication and signed messages need
 KEYS = ("ca", "certificate", "key", "coordinator")
 
@@ -82,6 +84,9 @@ class SiteFile(DeploymentFile):
     data: DataConfig
     seed: int = Field(1, ge=0, lt=2**32, description="draws the partition, where the data is one that is partitioned")
     policy: dict[str, list[str]] = Field(description="{action: entries that may leave}; see `equipoise methods show`")
+    least: int = Field(
+        LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
+    )
     ca: Path | None = Field(None, description="certificate of the consortium's CA")
     key: Path | None = Field(None, description="this node's private key")
     coordinator: Path | None = Field(None, description="the coordinator's public key")

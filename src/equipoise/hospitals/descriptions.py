@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from equipoise.core.table import Table
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.soundness import missing_training
 from equipoise.data.splits import PARTS
-from equipoise.data.store import Store
+from equipoise.data.store import Store, Task
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.hospitals.parcels import digest_of
 
@@ -85,6 +86,11 @@ class ElsewhereSplit(Split):
 
     counts: np.ndarray
 
+    @property
+    def task(self) -> Task:
+        """Hospitals learn to classify."""
+        return "classification"
+
     def __len__(self) -> int:
         return int(self.counts.sum())
 
@@ -112,8 +118,12 @@ class ElsewhereSplit(Split):
         return b""
 
 
-def describe(name: str, federation: Federation) -> dict[str, Any]:
-    """A site's data in numbers; places that belong to no site (a common test set, cohorts) are told apart."""
+def describe(name: str, federation: Federation, least: int = 0) -> dict[str, Any]:
+    """A site's data in numbers; places that belong to no site (a common test set, cohorts) are told apart.
+
+    Args:
+        least: fewer images of a class than this count as none, and warnings about so few stay at the site
+    """
     own = {site.name: site for site in federation.sites}
     if name not in own:
         raise UserError(f"the data of {federation.name} has no site '{name}'; its sites: {', '.join(own)}")
@@ -123,18 +133,26 @@ def describe(name: str, federation: Federation) -> dict[str, Any]:
         "classes": list(federation.classes),
         "image_size": federation.image_size,
         "channels": federation.channels,
-        "counts": _counts(own[name], size),
-        "common": {federation.common.name: _counts(federation.common, size)} if federation.common else {},
-        "cohorts": {cohort.name: _counts(cohort, size) for cohort in federation.cohorts},
+        "counts": _counts(own[name], size, least),
+        "common": {federation.common.name: _counts(federation.common, size, least)} if federation.common else {},
+        "cohorts": {cohort.name: _counts(cohort, size, least) for cohort in federation.cohorts},
         "warnings": [
-            textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...") for text in federation.warnings[:MOST_WARNINGS]
+            textwrap.shorten(text, LONGEST_TEXT, placeholder=" ...")
+            for text in federation.warnings[:MOST_WARNINGS]
+            if not _of_few(text, least)
         ],
         "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
     }
 
 
-def _counts(site: Site, size: int) -> dict[str, list[int]]:
-    return {part: site.class_counts(size, part).tolist() for part in PARTS}
+def _counts(site: Site, size: int, least: int) -> dict[str, list[int]]:
+    counts = {part: site.class_counts(size, part) * site.tells(part, size, least) for part in PARTS}
+    return {part: np.where(own < least, 0, own).tolist() for part, own in counts.items()}
+
+
+def _of_few(text: str, least: int) -> bool:
+    """Whether a sentence has a number that may be one of few images."""
+    return any(0 < int(number) < least for number in re.findall(r"\b\d+\b", text))
 
 
 def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> Federation:

@@ -117,6 +117,7 @@ class Hospitals:
         self._held: dict[str, frozenset[str]] = {}
         self._untold: dict[str, dict[str, int]] = {}
         self._task = setting.task
+        self._least = setting.config.privacy.limit
         self._config = setting.config.to_toml()
         self._noisy = setting.config.privacy.epsilon is not None
 
@@ -220,7 +221,7 @@ class Hospitals:
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
             described = None if self._noisy else self.roster.counts.get(request.data or request.site)
-            noted = read_noted(header, message.measured, self._task, described)
+            noted = read_noted(header, message.measured, self._task, described, self._least)
         except (UnreadableParcel, MissingTensors) as problem:
             self._count(host, reply.size, down)
             return SiteFailure(f"its reply cannot be read: {problem}")

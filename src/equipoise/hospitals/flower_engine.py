@@ -170,7 +170,7 @@ class FlowerEngine(Engine):
                 return f"it claims {words_of(claimed)} training images, but has {told}"
             if rule == "counts" and counts is not None and not _same_counts(claimed, counts):
                 return f"'{entry}' is {words_of(claimed)}, but it described {list(counts)}"
-            if rule == "share" and not (isinstance(claimed, int | float) and 0 <= claimed <= 1):
+            if rule in ("share", "shares") and not (isinstance(claimed, int | float) and 0 <= claimed <= 1):
                 return f"'{entry}' is {words_of(claimed)}, which is no share"
         return super()._own_problem(reply, ask)
 

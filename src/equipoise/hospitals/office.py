@@ -80,6 +80,7 @@ class Office:
         folder: where the site keeps states, stored replies and models
         verify: raises UnreadableParcel unless the coordinator signed the parcel
         data: how the site's images were prepared, which those that its models meet later must be, too
+        least: the site refuses runs whose `privacy.least` is lower
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Office:
         device: str = "cpu",
         verify: Callable[[Parcel], None] = lambda parcel: None,
         data: DataConfig | None = None,
+        least: int = 0,
     ):
         self.site = site
         self.places = {
@@ -99,12 +101,13 @@ class Office:
             if name == site or place not in federation.sites  # another hospital's images are none of our business
         }
         self.federation = federation
-        self.description = describe(site, federation)
+        self.least = least
         self.folder = folder
         self.policy = policy
         self.device = device
         self.verify = verify
         self.prepared = {name: getattr(data, name) for name in PREPARATION} if data else {}
+        self._descriptions: dict[int, dict[str, Any]] = {}
         self._held: dict[str, Tensor] = {}
         self._workplace: tuple[str, Workplace] | None = None
 
@@ -135,7 +138,7 @@ class Office:
         if header["action"] == DESCRIBE:
             return self._describe(header)
         work = self._work(header["config"])
-        _allow(self.policy, work.config, type(work.slot.client))
+        self._allow(work.config, type(work.slot.client))
         own = digest_of(self.described(work.config))
         if header["described"].get(self.site, own) != own:
             raise Refused("this site's data is not what it was when the run began")
@@ -149,18 +152,25 @@ class Office:
         return stored
 
     def _describe(self, header: Mapping[str, Any]) -> Parcel:
-        description = self.description
+        description = self._description(self.least)
         if "config" in header:
             config = _parse(header["config"])
-            _allow(self.policy, config, _client(config))
+            self._allow(config, _client(config))
             description = self.described(config)
         return _reply(description=description, version=__version__)
 
     def described(self, config: Config) -> dict[str, Any]:
         """The site's description; under differential privacy its numbers of images carry noise."""
+        description = self._description(config.privacy.limit)
         if config.privacy.epsilon is None:
-            return self.description
-        return self.description | noisy_description(config, self.site, self.description["counts"], self._noise_key)
+            return description
+        return description | noisy_description(config, self.site, description["counts"], self._noise_key)
+
+    def _description(self, least: int) -> dict[str, Any]:
+        """What the site says of its data where it tells of no fewer images of a class."""
+        if least not in self._descriptions:
+            self._descriptions[least] = describe(self.site, self.federation, least)
+        return self._descriptions[least]
 
     @cached_property
     def _noise_key(self) -> int:
@@ -169,6 +179,18 @@ class Office:
         if not path.exists():
             write_secret(path, secrets.token_hex(32).encode())
         return int(path.read_text(encoding="ascii"), 16)
+
+    def _allow(self, config: Config, client: type) -> None:
+        """Refuse a method that sends what the policy does not allow, or tells of fewer images than the site does."""
+        try:
+            check_policy(self.policy, config.composition, client)
+        except UserError as problem:
+            raise Refused(str(problem)) from None
+        if config.privacy.epsilon is None and config.privacy.least < self.least:
+            raise Refused(
+                f"this site tells of no fewer than {self.least} images: set privacy.least to {self.least} at the "
+                "server, or let the site lower `least` in its site.toml"
+            )
 
     def _work(self, text: str) -> Workplace:
         """The workplace for a config; it stays while the config does."""
@@ -298,13 +320,6 @@ def _parse(text: str) -> Config:
 
 def _client(config: Config) -> type:
     return get_method(config.method).client_class(config)
-
-
-def _allow(policy: Policy, config: Config, client: type) -> None:
-    try:
-        check_policy(policy, config.composition, client)
-    except UserError as problem:
-        raise Refused(str(problem)) from None
 
 
 def _reply(**fields: Any) -> Parcel:

@@ -17,7 +17,7 @@ from equipoise.core.storage import write_text
 from equipoise.data import load_federation
 from equipoise.engine.payload_files import safe_name
 from equipoise.hospitals.authority import Authority, general_name
-from equipoise.hospitals.deployment_files import ServerFile
+from equipoise.hospitals.deployment_files import LEAST, ServerFile
 from equipoise.hospitals.policy import policy_for
 from equipoise.hospitals.processes import Child, free_port
 from equipoise.hospitals.security import keep_private, new_key_pair
@@ -107,6 +107,7 @@ def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = Non
             "seed": config.seed,
             "device": config.compute.device,
             "poll": POLL,
+            "least": min(config.privacy.least, LEAST) if "least" in config.privacy.model_fields_set else LEAST,
             "policy": policy_for(get_method(config.method).client_class(config)),
             "data": data,
         }

@@ -27,6 +27,7 @@ def read_noted(
     measured: Collection[str],
     task: Task,
     described: Mapping[str, Sequence[int]] | None = None,
+    least: int = 0,
 ) -> dict[str, Any]:
     """The part of a reply's header that is kept: whether the site wrote a state, its counts, facts of its work.
 
@@ -34,6 +35,7 @@ def read_noted(
         measured: what the site was asked to measure, as `view.part`
         task: knows how counts should look
         described: the images of each class that the site said it has, by part; counts have to agree
+        least: `privacy.least` of the run
 
     Raises:
         UnreadableParcel: when something is missing or not what it should be
@@ -46,7 +48,7 @@ def read_noted(
         for place, counts in measures.items():
             _check_counts(place, counts, task.template)
         if described is not None:
-            _check_described(measures, measured, described, task)
+            _check_described(measures, measured, described, task, least)
         for name, value in facts.items():
             if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
                 raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no fact that a site tells")
@@ -56,7 +58,11 @@ def read_noted(
 
 
 def _check_described(
-    measures: Mapping[str, Any], measured: Collection[str], described: Mapping[str, Sequence[int]], task: Task
+    measures: Mapping[str, Any],
+    measured: Collection[str],
+    described: Mapping[str, Sequence[int]],
+    task: Task,
+    least: int,
 ) -> None:
     """Compare counts with what a site said of its images, all of which it measures when it is asked to."""
     for place in sorted(measured):
@@ -65,7 +71,7 @@ def _check_described(
             raise UnreadableParcel(f"it did not measure '{place}', though it described {images} images")
     for place, counts in read_counts(measures).items():
         own = described.get(place.partition(".")[2]) or [0] * task.num_classes
-        if problem := task.problem(counts, own):
+        if problem := task.problem(counts, own, least):
             raise UnreadableParcel(f"the counts of '{place}' cannot be right: {problem}")
 
 

@@ -114,6 +114,7 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         choose_device(settings.device),
         verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
         settings.data,
+        settings.least,
     )
     sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
     refused_since: float | None = None

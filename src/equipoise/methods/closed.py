@@ -249,7 +249,7 @@ class ClosedClient(FrozenBodies, Client):
 
     def taken(self) -> Tensor:
         """The classes (C,) whose images may be in a sum that leaves the site."""
-        return self.class_counts >= max(self.setting.config.privacy.least, 1)
+        return self.class_counts >= max(self.setting.config.privacy.limit, 1)
 
     def with_noise(self, purpose: str, found: Tensors) -> Tensors:
         """Sums on the grid; under differential privacy with noise, which secure sums share out among the sites."""

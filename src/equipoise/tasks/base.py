@@ -96,8 +96,20 @@ class Task:
         """Counts of the kinds and shapes that sites measure."""
         raise NotImplementedError
 
-    def problem(self, counts: Counts, described: Sequence[int]) -> str | None:
-        """What cannot be true of counts, beside what a site said of its part: its numbers of each class."""
+    def told(self, split: Split, least: int) -> np.ndarray:
+        """Which images of a part, bool (n,), a site may tell of, where it tells of no fewer than `least`."""
+        return np.full(len(split), len(split) >= least)
+
+    def merged(self, counts: Counts, least: int) -> Counts:
+        """Counts of these images without a number from 1 to `least` - 1 of them."""
+        raise NotImplementedError
+
+    def problem(self, counts: Counts, described: Sequence[int], least: int = 0) -> str | None:
+        """What cannot be true of counts, beside what a site said of its part: its numbers of each class.
+
+        Args:
+            least: `privacy.least` of the run
+        """
         raise NotImplementedError
 
     def merge(self, counts: Sequence[Counts]) -> Counts:

@@ -15,6 +15,7 @@ from equipoise import metrics
 from equipoise.data.federation import Split
 from equipoise.metrics import METRICS, Metric
 from equipoise.tasks.base import Counts, Task, number
+from equipoise.tasks.small_counts import merged_bins, merged_cells
 
 CALIBRATION_BINS = 15
 #: sums of numbers between 0 and 1 may be off by so much, by rounding
@@ -80,8 +81,19 @@ class Classification(Task):
     def template(self) -> Counts:
         return self.measure(torch.zeros(1, self.num_classes), torch.zeros(1, dtype=torch.int64))
 
-    def problem(self, counts: Counts, described: Sequence[int]) -> str | None:
-        return counts_problem(counts, described)
+    def problem(self, counts: Counts, described: Sequence[int], least: int = 0) -> str | None:
+        return counts_problem(counts, described, least)
+
+    def told(self, split: Split, least: int) -> np.ndarray:
+        """The images of classes with at least so many images."""
+        return split.class_counts(self.num_classes)[split.labels] >= least
+
+    def merged(self, counts: Counts, least: int) -> Counts:
+        """Small cells join others of their row, small bins their neighbours; AUC and loss are of enough images."""
+        return counts | {
+            "confusion": torch.from_numpy(merged_cells(counts["confusion"].numpy(), least)),
+            "calibration": torch.from_numpy(merged_bins(counts["calibration"].numpy(), least)),
+        }
 
     def merge(self, counts: Sequence[Counts]) -> Counts:
         """Sums; AUC does not add up, so a pool has one only where the counts hold raw `scores`."""
@@ -105,22 +117,25 @@ class Classification(Task):
         }
 
 
-def counts_problem(counts: Counts, described: Sequence[int]) -> str | None:
-    """What cannot be true of the counts of a model on images, of which `described` says the number in each class."""
+def counts_problem(counts: Counts, described: Sequence[int], least: int = 0) -> str | None:
+    """What cannot be true of the counts of a model on images, of which `described` says the number in each class.
+
+    Where small counts join others (`privacy.least`), bins and diagonal need not agree.
+    """
     rows = counts["confusion"].sum(1).tolist()
     for label, (found, told) in enumerate(zip(rows, described)):
         if found != told:
             return f"its confusion matrix has {found} images of class {label + 1}, but it described {told}"
-    return _calibration_problem(counts, sum(described)) or _curve_problem(counts["auc"], described)
+    return _calibration_problem(counts, sum(described), least > 1) or _curve_problem(counts["auc"], described)
 
 
-def _calibration_problem(counts: Counts, images: int) -> str | None:
+def _calibration_problem(counts: Counts, images: int, merged: bool) -> str | None:
     """Bins of confidence hold each image once, and agree with the diagonal of the confusion matrix."""
     bins = counts["calibration"]
     if not bool(bins.isfinite().all()):  # a model that diverged
         return None
     number, confidence, correct = bins
-    right = int(counts["confusion"].diagonal().sum())
+    right = int(correct.sum()) if merged else int(counts["confusion"].diagonal().sum())
     whole = bool((bins >= 0).all()) and bool((number == number.round()).all())
     if not whole or int(number.sum()) != images or int(correct.sum()) != right:
         return f"its calibration bins do not hold {images} images, {right} of them predicted rightly"

@@ -85,7 +85,12 @@ class Segmentation(Task):
         counts["loss"] = torch.zeros(1, dtype=torch.float64)
         return {name: counts[name] for name in ("confusion", "volumes", *CASE, "loss", "images")}
 
-    def problem(self, counts: Counts, described: Sequence[int]) -> str | None:
+    def merged(self, counts: Counts, least: int) -> Counts:
+        """Structures that fewer patients have count as if nobody had them; pixels are of enough images."""
+        few = (counts["volumes"] > 0) & (counts["volumes"] < least)
+        return counts | {name: counts[name].masked_fill(few, 0) for name in ("volumes", *CASE)}
+
+    def problem(self, counts: Counts, described: Sequence[int], least: int = 0) -> str | None:
         """Sums over volumes that cannot be; rows of the confusion matrix are held to what was described.
 
         Where images are resized before they are measured, their pixels are other ones, and only sums can be checked.
