@@ -54,12 +54,6 @@ class ClosedFormOptions(Options):
         le=1,
         description="exponent of the classes' shares; 0: finds more rare classes, with more false alarms",
     )
-    others: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="weight of the other sites' sums in a site's own model; 0: own sums, 1: the common one",
-    )
     classifier: Literal["lda", "ridge"] = Field("lda", description="linear discriminant analysis, or ridge regression")
     shrinkage: float = Field(0.3, ge=0, le=1, description="lda: share of the covariance that becomes a sphere")
     strength: NonNegativeFloat = Field(1.0, description="ridge: penalty on the squared weights")

@@ -112,6 +112,10 @@ class Component(Options):
     Site: ClassVar[type[SiteSide]] = SiteSide
     Server: ClassVar[type[ServerSide]] = ServerSide
 
+    def fitted(self, lacks: AbstractSet[str], others: Sequence[Component]) -> Component:
+        """The component as it is on a method that lacks some words, beside other components."""
+        return self
+
     def gives(self) -> AbstractSet[str]:
         """Words that other components may need."""
         return frozenset()

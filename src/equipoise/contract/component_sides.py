@@ -240,6 +240,10 @@ class ServerSide:
         """A server step: the model that the next round starts from, where the sites' mean is `model`."""
         return model
 
+    def finish(self, number: int, sites: Sequence[str]) -> Conversation:
+        """At the end of a round: ask the sites that trained about the model that the round leaves."""
+        yield from ()
+
     def shown(self, model: Tensors) -> Tensors:
         """The model that is evaluated, if not the one that is trained on."""
         return model

@@ -50,6 +50,8 @@ class ComposedServer(Composed, Server):
                 break
         if updates is not None:
             self._step(number, updates, before)
+            for side in self.sides.values():
+                yield from side.finish(number, updates.sites)
 
     def _trained(self, ask: Ask, number: int) -> Generator[Ask, Replies, Replies]:
         """The training that the method asks for, with the components' entries; perhaps epoch by epoch."""

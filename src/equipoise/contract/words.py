@@ -23,6 +23,7 @@ WORDS: Mapping[str, str] = {
     "plain features": "features of the net that trains among the outputs of its forward pass",
     "plain loss": "that the supervised loss of the net's logits is the whole loss of the method",
     "net trains": "that the net which the site receives is the one that trains",
+    "fixed personal models": "that a site's model is not tuned before each evaluation",
     "one loss": "one loss for each step of training",
     "one training ask": "that the server asks a site once in a round to train",
     "local epochs": "training by whole epochs",

@@ -86,7 +86,8 @@ def measured_costs() -> dict[str, dict[str, float]]:
 def composition(method: Method, config: Config) -> Sequence[Component]:
     """The components of a run: the method's, those that the config names, NPR and the supervised loss."""
     options = method.options_of(config)
-    found = components.chosen(config, options.components(), options.holds())
+    chosen = components.chosen(config, options.components(), options.holds())
+    found = [component.fitted(options.lacks(), chosen) for component in chosen]
     check_fit(config.method, options, found, config.components)
     if config.privacy.secure_sums:
         own = [component.name for component in options.components()]

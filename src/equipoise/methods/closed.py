@@ -44,6 +44,9 @@ class Options(ClosedFormOptions):
     beside: tuple[str, ...] = Field(
         (), description="further nets with ImageNet weights, whose pooled features stand beside those of net.name"
     )
+    others: float = Field(
+        0.3, ge=0, le=1, description="weight of the other sites' sums in a site's own model; 0: own sums, 1: the common"
+    )
     epsilon: float = Field(0.0, ge=0, description="differential privacy of each image in all that is sent; 0: none")
     delta: float = Field(1e-5, gt=0, lt=1, description="its probability of failure")
 
@@ -129,8 +132,8 @@ class ClosedServer(FrozenBodies, Server):
         most, device = min(self.options.dimensions, size), self.setting.device
         self.noise = self.options.noise()
         state = self.state
-        state.components, state.mean = 0, torch.zeros(size, device=device)
-        state.whitening = torch.zeros(size, most, device=device)
+        state.components, state.mean = 0, torch.zeros(size, dtype=torch.float64, device=device)
+        state.whitening = torch.zeros(size, most, dtype=torch.float64, device=device)
         state.total = {name: value.to(device) for name, value in no_sums(most, classes).items()}
         state.weights = torch.zeros(most, classes, dtype=torch.float64, device=device)
         state.offsets = torch.zeros(classes, dtype=torch.float64, device=device)
@@ -161,7 +164,7 @@ class ClosedServer(FrozenBodies, Server):
         most = self.options.most_components(number, len(replies), len(state.mean))
         mean, whitening = principal(unpacked(total_of(replies, "gram")), total_of(replies, "sums"), number, most)
         state.components = max(whitening.shape[1], 1)
-        state.mean, state.whitening = mean.float(), wide(whitening, state.whitening.shape[1]).float()
+        state.mean, state.whitening = mean, wide(whitening, state.whitening.shape[1])
 
     def _solve(self) -> None:
         state = self.state
@@ -194,8 +197,8 @@ class ClosedClient(FrozenBodies, Client):
             self.scratch(f"net.{name}", tensor)
         size, classes = sum(net.feature_size for net in bodies), self.num_classes
         self.most, self.noise = min(self.options.dimensions, size), self.options.noise()
-        self.mean = self._framed("mean", torch.zeros(size))
-        self.whitening = self._framed("whitening", torch.zeros(size, self.most))
+        self.mean = self._framed("mean", torch.zeros(size, dtype=torch.float64))
+        self.whitening = self._framed("whitening", torch.zeros(size, self.most, dtype=torch.float64))
         self.components = self._framed("components", torch.zeros((), dtype=torch.int64))
         self.own = {name: self.keeps(f"own.{name}", t) for name, t in no_sums(self.most, classes).items()}
         self.build_exchange()

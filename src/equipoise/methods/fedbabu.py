@@ -38,7 +38,7 @@ class Options(MethodOptions):
         return {"merge", "carrier"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"whole model", "class head"}
+        return {"whole model", "class head", "fixed personal models"}
 
 
 class FedBABUServer(FedAvgServer):

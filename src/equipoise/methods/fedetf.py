@@ -52,7 +52,7 @@ class Options(MethodOptions):
         return {"pooled features"}
 
     def lacks(self) -> AbstractSet[str]:
-        return {"class head", "whole model", "supervised", "plain loss"}
+        return {"class head", "whole model", "supervised", "plain loss", "fixed personal models"}
 
 
 class FedETFNet(SharedNet):

@@ -46,7 +46,7 @@ class Options(MethodOptions):
     adapt_steps: PositiveInt = Field(1, description="steps that a site adapts by before evaluation")
 
     def lacks(self) -> AbstractSet[str]:
-        return {"one loss"}
+        return {"one loss", "fixed personal models"}
 
 
 class PerFedAvgClient(FedAvgClient):
