@@ -178,7 +178,7 @@ class ClosedHead(Component, ClosedFormOptions):
         return {"predict"} if self.common else set()
 
     def needs(self) -> AbstractSet[str]:
-        always = {"plain forward", "plain features", "sites", "fixed personal models"}
+        always = {"plain forward", "plain features", "pooled features", "sites", "fixed personal models"}
         return always | ({"model", "one model", "net trains"} if self.sums == "common" else set())
 
     def discloses(self) -> Sheet:

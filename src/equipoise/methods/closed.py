@@ -53,6 +53,9 @@ class Options(ClosedFormOptions):
     def holds(self) -> AbstractSet[str]:
         return {"merge", "carrier", "head", "predict", "draws", "loss", "train.loss"}
 
+    def needs(self) -> AbstractSet[str]:
+        return {"pooled features"}
+
     def lacks(self) -> AbstractSet[str]:
         return {
             "model",
