@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,3 +103,14 @@ def _frame(rows: Sequence[dict[str, Any]], first: Sequence[str]) -> pd.DataFrame
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*first])
     numbers = [name for name in frame.columns if name not in first or name == "n"]
     return frame.astype({name: float for name in numbers if frame[name].dtype == object})
+
+
+def attacks(found: Mapping[str, Any]) -> pd.DataFrame:
+    """What an audit found: a row for all images, each class and each site, with 95 % intervals."""
+    rows = []
+    for group in found["groups"]:
+        row = {key: group[key] for key in ("scope", "name", "members", "others")}
+        for key in ("auc", "found"):
+            row |= dict(zip((key, f"{key}_low", f"{key}_high"), group[key]))
+        rows.append(row)
+    return pd.DataFrame(rows)

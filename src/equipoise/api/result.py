@@ -230,6 +230,16 @@ class Result:
 
     # ---- the run ------------------------------------------------------------------------------------
 
+    def audit(self, shadows: int = 16, seed: int = 1) -> pd.DataFrame:
+        """Membership inference against the run's models (LiRA): all images, each class from the rarest on, each site.
+
+        `auc` 0.5 and `found` 0.01 are chance; `found` is the share of training images that are found while one per cent
+        of other images are taken for such. Shadow runs are trained where they are missing.
+        """
+        from equipoise.engine.auditing import audit
+
+        return frames.attacks(audit(self.path, shadows, seed))
+
     def report(self) -> Path:
         """The path of the run's report, written anew if the run has gone on since."""
         page, log = self.path / "report.html", self.path / "events.jsonl"

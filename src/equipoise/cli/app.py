@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from equipoise.cli import hospitals as deploy_commands
 from equipoise.cli import listing, models, running
+from equipoise.cli.audit import audit
 from equipoise.cli.components import components_app
 from equipoise.cli.concepts import concepts_app
 from equipoise.cli.data import data_app
@@ -38,6 +39,7 @@ app.command()(study)
 app.command()(running.report)
 app.command()(models.evaluate)
 app.command()(models.predict)
+app.command()(audit)
 app.command()(models.export)
 app.command()(init)
 app.command()(running.demo)

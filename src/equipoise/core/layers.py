@@ -3,19 +3,8 @@
 import ast
 from pathlib import Path
 
-#: modules at the root that hold pure mathematics, together with the package of losses
-MATHS = (
-    "losses",
-    "aggregation",
-    "closed_form",
-    "prototypes",
-    "metrics",
-    "mask_metrics",
-    "statistics",
-    "bootstrap",
-    "thresholds",
-    "sums",
-)
+#: the package of losses, and all modules at the root: pure mathematics
+MATHS = ("losses", *sorted(path.stem for path in Path(__file__).parents[1].glob("[!_]*.py")))
 
 #: from bottom to top
 LAYERS = (
@@ -48,8 +37,10 @@ def drawing(source: Path) -> str:
         package = source / names[0] / "__init__.py"
         module = package if package.exists() else source / f"{names[0]}.py"
         if module.exists():
-            told = "pure mathematics: functions of tensors and arrays" if names is MATHS else _first_sentence(module)
-            rows.append((" · ".join(names), told))
+            if names is MATHS:
+                rows.append(("losses · the modules at the root", "Pure mathematics: functions of tensors and arrays"))
+            else:
+                rows.append((names[0], _first_sentence(module)))
     return "\n".join(f"{names}\n    {told}" for names, told in rows)
 
 
