@@ -160,7 +160,7 @@ class Resampled(Tally):
         rows = max(1, CELLS // len(self.labels))
         for start in range(0, len(self.weights), rows):
             some = slice(start, start + rows)
-            weights = self.weights[some]
+            weights = np.ascontiguousarray(self.weights[some].T)
             for one in present:
                 found, false = curve_points(self.labels == one, self.probabilities[:, one], self.groups, weights)
                 areas[some, one], sensitivity[some, one] = area_and_sensitivity(found, false)
@@ -172,17 +172,18 @@ def _filled(values: Floats) -> Floats:
     return np.where(np.isnan(values[1:]), values[0], values[1:])
 
 
-def area_and_sensitivity(found: Floats, false: Floats) -> tuple[Floats, Floats]:
-    """Area under ROC curves, and their sensitivity at SPECIFICITY; nan for a curve without one of the two kinds.
+def area_and_sensitivity(found: NDArray[np.float32], false: NDArray[np.float32]) -> tuple[Floats, Floats]:
+    """Area under ROC curves, and their sensitivity at SPECIFICITY, (B,) each; nan for a curve without both kinds.
 
     Args:
-        found, false: (B, T) positives and negatives with a score at least that of each threshold, from the highest
+        found, false: (T, B) positives and negatives with a score at least that of each threshold, from the highest
     """
-    positives, negatives = found[:, -1], false[:, -1]
-    below = false[:, 0] * found[:, 0] / 2 + (np.diff(false, axis=1) * (found[:, 1:] + found[:, :-1]) / 2).sum(1)
-    area = ratio(below, positives * negatives)
-    allowed = (false <= (1 - SPECIFICITY) * negatives[:, None] + 1e-6).sum(1)
-    best = np.where(allowed > 0, np.take_along_axis(found, np.maximum(allowed - 1, 0)[:, None], 1)[:, 0], 0.0)
+    positives, negatives = found[-1].astype(np.float64), false[-1].astype(np.float64)
+    first = false[0].astype(np.float64) * found[0]
+    below = np.einsum("tb,tb->b", np.diff(false, axis=0), found[1:] + found[:-1], dtype=np.float64, casting="same_kind")
+    area = ratio((first + below) / 2, positives * negatives)
+    allowed = (false <= (1 - SPECIFICITY) * negatives + 1e-3).sum(0)
+    best = np.where(allowed > 0, np.take_along_axis(found, np.maximum(allowed - 1, 0)[None], 0)[0], 0.0)
     return area, np.where(np.isnan(area), np.nan, ratio(best, positives))
 
 

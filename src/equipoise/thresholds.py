@@ -29,27 +29,26 @@ class Curve(NamedTuple):
 
 def curve_points(
     positive: NDArray[np.bool_], scores: Floats, groups: NDArray[np.int64], weights: NDArray[np.float32]
-) -> tuple[Floats, Floats]:
-    """Weighted numbers of positives and of negatives with a score at least that of each threshold: (B, T) each.
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Weighted numbers of positives and of negatives with a score at least that of each threshold: (T, B) each.
 
     Args:
         positive, scores, groups: (n,) of each image
-        weights: (B, G) of each group
+        weights: (G, B) of each group, whole numbers
     """
     order = np.argsort(-scores, kind="stable")
     falling = scores[order]
     last = np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(falling) - 1)
-    of_images = weights[:, groups[order]].astype(np.float64)
-    every = np.cumsum(of_images, axis=1)[:, last]
-    found = np.cumsum(of_images * positive[order], axis=1)[:, last]
-    return found, every - found
+    of_images = weights[groups[order]]
+    found = np.cumsum(of_images * positive[order, None], axis=0)[last]
+    return found, np.cumsum(of_images, axis=0, out=of_images)[last] - found
 
 
 def _points(positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats, Floats]:
     """Positives and negatives found at each threshold, and the thresholds from the highest: (T,) each."""
-    once = np.ones((1, len(scores)), dtype=np.float32)
+    once = np.ones((len(scores), 1), dtype=np.float32)
     found, false = curve_points(positive, scores, np.arange(len(scores)), once)
-    return found[0], false[0], np.unique(scores)[::-1].astype(np.float64)
+    return found[:, 0].astype(np.float64), false[:, 0].astype(np.float64), np.unique(scores)[::-1].astype(np.float64)
 
 
 def roc(positive: NDArray[np.bool_], scores: Floats) -> Curve:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +28,51 @@ def test_the_table_has_means_intervals_and_tests_over_seeds(found):
     table = found.table("loss")
     scores = {name: [_mean(found.results[name, seed].path, "loss") for seed in (1, 2, 3)] for name in ROWS}
     for name, own in scores.items():
-        half = t.ppf(0.975, 2) * np.std(own, ddof=1) / 3**0.5
-        told = table.loc[name, ["n", "mean", "low", "high"]].tolist()
-        assert told == pytest.approx([3, np.mean(own), np.mean(own) - half, np.mean(own) + half])
+        assert table.loc[name, ["n", "mean"]].tolist() == pytest.approx([3, np.mean(own)])
+        assert table["low"][name] < table["mean"][name] < table["high"][name]
     best, other, last = table.index
     assert list(table["mean"]) == sorted(table["mean"]) and np.isnan(table["p"][best]), "the lowest loss is best"
     raw = sorted(ttest_rel(scores[best], scores[name]).pvalue for name in (other, last))
     corrected = [2 * raw[0], max(2 * raw[0], raw[1])]
     assert sorted(table["p"][[other, last]]) == pytest.approx([min(p, 1) for p in corrected]), "Holm's correction"
     assert found.table().index.name == "method" and found.report().exists() and "plain" in found._repr_html_()
+
+
+def test_differences_from_the_best_share_images_and_seeds(found):
+    table = found.table("accuracy")
+    best, *others = table.index
+    assert table.loc[best, ["difference", "from", "to", "probability"]].isna().all()
+    for name in others:
+        gap = table.loc[name]
+        assert gap["difference"] == pytest.approx(gap["mean"] - table["mean"][best])
+        assert gap["from"] <= gap["difference"] <= gap["to"] and 0 <= gap["probability"] <= 0.5
+
+
+def test_a_study_writes_intervals_and_differences(found):
+    summary = json.loads((found.path / "summary.json").read_text())
+    rows = {row["method"]: row for row in summary["rows"]}
+    primary = "macro_f1"
+    best = max(rows, key=lambda name: rows[name][primary]["mean"])
+    for name, row in rows.items():
+        bounds = row["intervals"][primary]
+        assert bounds["low"] <= row[primary]["mean"] <= bounds["high"]
+        assert ("to_best" in row) == (name != best)
+    other = next(row["to_best"] for name, row in rows.items() if name != best)
+    assert other["best"] == best and other["low"] <= other["difference"] <= other["high"]
+    for file in ("table.tex", "table.md", "report.html"):
+        assert "Intervals over images and seeds" in (found.path / file).read_text(), file
+
+
+def test_without_predictions_the_interval_is_over_seeds_alone(found, tmp_path):
+    copied = shutil.copytree(found.path, tmp_path / "copied")
+    for file in copied.rglob("predictions.npz"):
+        file.unlink()
+    table = eq.Comparison(copied).table("loss")
+    for name in ROWS:
+        own = [_mean(found.results[name, seed].path, "loss") for seed in (1, 2, 3)]
+        half = t.ppf(0.975, 2) * np.std(own, ddof=1) / 3**0.5
+        assert table.loc[name, ["low", "high"]].tolist() == pytest.approx([np.mean(own) - half, np.mean(own) + half])
+    assert table["difference"].isna().all()
 
 
 def _mean(run: Path, metric: str) -> float:

@@ -16,13 +16,17 @@ from equipoise import methods as registry
 from equipoise.api.grid_progress import GridProgress
 from equipoise.api.result import Result
 from equipoise.api.training import data_of, is_watched, named_settings, nested
+from equipoise.bootstrap import CONFIDENCE
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.storage import write_text
 from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
+from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.payload_files import claimed_folder
+from equipoise.evidence.paired import SharedResamples, compared
+from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished
@@ -37,8 +41,8 @@ STUDIES = Path("studies")
 STUDY = "study.toml"
 #: scores of which the lowest is best
 LOW = tuple(metric.name for metric in METRICS if not metric.higher_is_better)
-#: how sure an interval is
-CONFIDENCE = 0.95
+#: columns of the difference from the best method: its interval, how probably the method is better, effect size
+DIFFERENCES = ("difference", "from", "to", "probability", "effect")
 
 Row = str | Method | Mapping[str, Any]
 Methods = Sequence[str | Method] | Mapping[str, Row]
@@ -70,7 +74,7 @@ def compare(
     >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
     >>> found = compare(fed, ["local", "fedavg"], seeds=3, rounds=1, out="studies/first")
     >>> list(found.table().columns)
-    ['n', 'mean', 'sd', 'low', 'high', 'p']
+    ['n', 'mean', 'sd', 'low', 'high', 'p', 'difference', 'from', 'to', 'probability', 'effect']
 
     Args:
         federation: as for `train`; None for the data of the preset or of the settings
@@ -158,10 +162,14 @@ class Comparison:
         return table[["method", "seed", *(column for column in table.columns if column not in ("method", "seed"))]]
 
     def table(self, metric: str = "balanced_accuracy", scope: str = "mean") -> pd.DataFrame:
-        """Mean, standard deviation, interval and p-value of each method over the seeds, the best first.
+        """Mean, standard deviation, interval and p-value of each method, the best first.
 
-        The interval holds the mean with 95 % confidence (Student's t). The p-value is of a paired t-test against the
-        best method, over the seeds that both have, with Holm's correction. Both need three seeds or more.
+        The interval holds the true score with 95 % confidence: groups of test images and seeds are drawn with
+        replacement. Without predictions of single images it holds the mean over seeds (Student's t). The p-value is of
+        a paired t-test against the best method, over the seeds that both have, with Holm's correction.
+
+        Differences are the method's score less the best one's, on the same resamples: with their interval, the
+        probability that the method is the better one, and the effect size (Cohen's d over the seeds' differences).
 
         Args:
             metric: a column of `Result.scores`
@@ -179,7 +187,40 @@ class Comparison:
         values = {str(name): (100 * column.dropna()).to_dict() for name, column in by_seed.items()}
         tests = {test.other: test.t_test_holm for test in compare_with_best(values, higher=metric not in LOW)}
         table["p"] = pd.Series(tests, dtype=float).reindex(table.index)
-        return table.sort_values("mean", ascending=metric in LOW)
+        table = table.sort_values("mean", ascending=metric in LOW)
+        views = reported.drop_duplicates("method").set_index("method")["view"]
+        return self._with_intervals(table, metric, scope, views.to_dict())
+
+    def _with_intervals(self, table: pd.DataFrame, metric: str, scope: str, views: Mapping[str, str]) -> pd.DataFrame:
+        """The table with intervals over groups of images and seeds, and differences from the best method."""
+        shared = SharedResamples(self._predictions, "test" if self._tested else "valid")
+        rows = {name: shared.row(name, view, [metric], scope) for name, view in views.items()}
+        best = rows.get(str(table.index[0]))
+        for name, row in rows.items():
+            if row is not None:
+                bounds = row.interval(metric)
+                table.loc[name, ["low", "high"]] = bounds.low, bounds.high
+            if row is not None and best is not None and name != table.index[0]:
+                found = compared(row, best, metric)
+                if found is not None:
+                    gap = found.difference
+                    better = found.probability if metric not in LOW else 1 - found.probability
+                    told = (gap.value, gap.low, gap.high, better, found.effect)
+                    table.loc[name, [*DIFFERENCES]] = told
+        return table.reindex(columns=[*table.columns[:6], *DIFFERENCES])
+
+    @cached_property
+    def _predictions(self) -> dict[str, dict[int, list[Predictions]]]:
+        """The predictions of single images by method and seed, of the runs that kept them."""
+        found: dict[str, dict[int, list[Predictions]]] = {}
+        for (name, seed), result in self.results.items():
+            if (result.path / FILE).exists():
+                found.setdefault(name, {})[seed] = [read_predictions(result.path)]
+        return found
+
+    @property
+    def _tested(self) -> bool:
+        return any(len(result.record().finals) for result in self.results.values())
 
     def report(self) -> Path:
         """The path of the comparison's report."""

@@ -187,11 +187,18 @@ def compare(
         preset=preset, progress=True,
     )  # fmt: skip
     rows = [
-        (name, int(row["n"]), *(_shown(100 * row[number], 1) for number in SPREAD), _shown(row["p"], 3))
+        (
+            name,
+            int(row["n"]),
+            *(_shown(100 * row[number], 1) for number in SPREAD),
+            _shown(row["p"], 3),
+            _shown(100 * row["difference"], 1),
+            _shown(row["probability"], 2),
+        )
         for name, row in found.table().iterrows()
     ]
-    headings = ("method", "runs", "mean", "sd", "from", "to", "p")
-    console.print(plain_table(headings, rows, "balanced accuracy, %, with 95 % intervals over seeds"))
+    headings = ("method", "runs", "mean", "sd", "from", "to", "p", "to best", "P(better)")
+    console.print(plain_table(headings, rows, "balanced accuracy, %, with 95 % intervals over images and seeds"))
     say(f"report: {found.report()}")
 
 

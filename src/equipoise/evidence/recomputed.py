@@ -161,6 +161,18 @@ def mean_resamples(of_rounds: Sequence[Predictions], weights: Weights, names: Se
     return {name: np.mean([own[name] for own in found], axis=0) for name in found[0]}
 
 
+def sites_together(resampled: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """The resampled mean over sites (B,) of each metric."""
+    generator = generator_of("sites")
+    return {name: over_sites(np.stack([own[name] for own in resampled]), generator) for name in resampled[0]}
+
+
+def joined(several: Sequence[Predictions]) -> Predictions:
+    """The predictions of several sites as one."""
+    columns = {name: np.concatenate([own.columns[name] for own in several]) for name in several[0].columns}
+    return Predictions(several[0].classes, columns)
+
+
 def _of_view(
     part: Predictions, view: str, split: str, by: dict[str, str], names: Sequence[str], weights: Weights | None
 ) -> Iterator[Scored]:
@@ -176,12 +188,9 @@ def _of_view(
         whole = mean_over_rounds(summaries)
         yield Scored(view, "site", site, place, split, whole, by, _intervals(whole, drawn))
     means = mean_over_rounds([mean_over_sites([summary for summary, _ in own]) for own in per_round.values()])
-    generator = generator_of("sites")
-    of_mean = {
-        name: over_sites(np.stack([own[name] for own in resampled]), generator) for name in names if resampled[0]
-    }
+    of_mean = sites_together(resampled) if weights else {}
     yield Scored(view, "mean", "", "", split, means, by, _intervals(means, of_mean))
-    pools = [_joined([own for _, own in found]) for found in per_round.values()]
+    pools = [joined([own for _, own in found]) for found in per_round.values()]
     pooled = mean_over_rounds([_summary(task, pool) for pool in pools])
     of_pool = mean_resamples(pools, weights, names) if weights else {}
     yield Scored(view, "pooled", "", "", split, pooled, by, _intervals(pooled, of_pool))
@@ -199,8 +208,3 @@ def _known(value: float | None) -> float:
 def _summary(task: Classification, own: Predictions) -> Summary:
     columns = own.columns
     return summary_of(task, columns["label"], columns[PREDICTION], columns["probabilities"])
-
-
-def _joined(several: Sequence[Predictions]) -> Predictions:
-    columns = {name: np.concatenate([own.columns[name] for own in several]) for name in several[0].columns}
-    return Predictions(several[0].classes, columns)

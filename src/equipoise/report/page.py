@@ -20,6 +20,7 @@ from equipoise.metrics import METRICS
 from equipoise.report import run_comparison as comparison
 from equipoise.report import run_figures
 from equipoise.report.curves import retrogress
+from equipoise.report.interval_tables import interval_sheet
 from equipoise.report.plotting import library
 from equipoise.report.record import RunRecord, read_run
 from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
@@ -156,6 +157,7 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
         "sheets": {
             "scores": _with_worst_site(scores, rows),
             "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS),
+            "intervals": interval_sheet(run),
             "work": work_by_site(run),
             "left_out": _left_out(run),
             "disclosure": _disclosure(run),

@@ -22,6 +22,7 @@ from equipoise.studies.rows import RowResult, RunResult, holders
 from equipoise.studies.runner import shared_with
 from equipoise.studies.same_data import kinds
 from equipoise.studies.study_file import PART_TITLES, StudyConfig
+from equipoise.studies.study_intervals import StudyIntervals, study_intervals
 
 HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in METRICS}
 SCOPE_SENTENCES = {
@@ -104,6 +105,16 @@ class StudyResults:
         """The data sets whose runs saw different images: nothing of them can be ranked."""
         seen = {data: [(run, run.data_seen) for row in self.of(data) for run in row.runs] for data in self.data_names}
         return [data for data, runs in seen.items() if len(kinds(runs)) > 1]
+
+    @cached_property
+    def intervals(self) -> Mapping[str, StudyIntervals | None]:
+        """Intervals over images and seeds, by data set; none where runs saw different images."""
+        return {
+            data: None
+            if data in self.mixed
+            else study_intervals([row for row in self.of(data) if row.runs], self.study.metrics, self.study.part)
+            for data in self.data_names
+        }
 
     @cached_property
     def rule(self) -> str:

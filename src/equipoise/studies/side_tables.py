@@ -21,7 +21,9 @@ def side_tables(results: StudyResults, data: str) -> list[Sheet]:
     """All of them, in order; captions name the data set where the study has several."""
     rows = [row for row in results.of(data) if row.runs]
     cohorts = dict.fromkeys(cohort for row in rows for cohort in row.places("cohort"))
+    intervals = results.intervals[data]
     every = [
+        intervals.sheet() if intervals else None,
         _sites(results, rows),
         *(_cohort(results, rows, cohort) for cohort in cohorts),
         _counts(rows),

@@ -128,6 +128,7 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
     named = {"method": row.row.name, "runs": row.row.method} | ({"data": row.data} if row.data else {})
     return named | {
         **_plain(row.scores),
+        **(intervals.summary(row.row.name) if (intervals := results.intervals[row.data]) else {}),
         "view": row.view,
         "seeds": sorted(run.cell.seed for run in row.runs),
         "rounds": max(run.record.last_round for run in row.runs),
