@@ -14,10 +14,12 @@ from equipoise.report.wording import UNKNOWN
 #: sites of which each has a line
 MOST_SITES = 20
 SHOWN = [metric for metric in METRICS if metric.in_tables]
+#: with more images than this, areas under curves would take long
+MOST_IMAGES = 10_000
 NOTE = (
     "Groups of images (lesions, patients; without groups, images) were drawn a thousand times with replacement within "
-    "each site. Where a class has fewer than about ten groups, an interval is too narrow. Scores are made anew from the "
-    "run's predictions."
+    "each site. Where a class has fewer than about ten groups, an interval is too narrow. Scores are made anew from "
+    "the run's predictions."
 )
 
 
@@ -30,11 +32,12 @@ def interval_sheet(run: RunRecord) -> Sheet | None:
     chosen = predictions.where(predictions.columns["split"] == split)
     if not len(chosen):
         return None
-    found = [*scores_of(chosen, intervals=[metric.name for metric in SHOWN])]
+    shown = [metric for metric in SHOWN if metric.needs != "auc" or len(chosen) <= MOST_IMAGES]
+    found = [*scores_of(chosen, intervals=[metric.name for metric in shown])]
     if sum(one.scope == "site" for one in found) > MOST_SITES:
         found = [one for one in found if one.scope != "site"]
     names = {"View": [one.view for one in found], "Scope": [_title(one) for one in found]}
-    columns = {metric.title: [bounds_told(one.intervals[metric.name]) for one in found] for metric in SHOWN}
+    columns = {metric.title: [bounds_told(one.intervals[metric.name]) for one in found] for metric in shown}
     return sheet(f"Scores with {CONFIDENCE:.0%} intervals over images, per cent.", names, columns, notes=[NOTE])
 
 
