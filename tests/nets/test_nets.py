@@ -13,11 +13,12 @@ from torch import nn
 
 from equipoise.core.errors import UserError
 from equipoise.nets import Net, NetConfig, build_net, groups
-from equipoise.nets.architectures import dense_names
+from equipoise.nets.architectures import architecture, dense_names
 from equipoise.nets.rounding import batches_rounded_up, rounded_up
 
 EXTRA = pytest.mark.skipif(find_spec("efficientnet_lite_pytorch") is None, reason="the extra `lite` is not installed")
-BUILT_IN = [pytest.param(name, marks=EXTRA) if "lite" in name else name for name in dense_names(False)]
+OF_IMAGES = [name for name in dense_names(False) if not architecture(name).configured]
+BUILT_IN = [pytest.param(name, marks=EXTRA) if "lite" in name else name for name in OF_IMAGES]
 
 
 def build(name: str, num_classes: int = 3, channels: int = 3, seed: int = 0, **settings) -> Net:

@@ -139,7 +139,7 @@ def run_config(
     shown = is_watched(console) if progress is None else progress
     with Trackers(names, folder) as trackers:
         with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
-            for _ in prepare_run(config, folder, [display, trackers]).steps(resume):
+            for _ in prepare_run(config, folder, [display, trackers], shown).steps(resume):
                 pass
         trackers.report = report.write_report([folder])
     from equipoise.api.result import Result  # its tables need pandas, for which the first step need not wait

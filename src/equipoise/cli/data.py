@@ -87,6 +87,57 @@ def data_inspect(
         console.print(f"chart: {escape(str(chart))}", highlight=False, soft_wrap=True)
 
 
+@data_app.command("features")
+def data_features(
+    name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")],
+    encoder: Annotated[str, typer.Option(help="frozen encoder; see `equipoise settings net`")],
+    views: Annotated[int, typer.Option(min=0, help="augmented views of each image besides")] = 0,
+    root: Annotated[Path | None, typer.Option(help="folder of the raw files")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="pixels per side of the stored images")] = None,
+    freeze_up_to: Annotated[str | None, typer.Option(help="cut the encoder after this layer, and store maps")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    layout: Layout = None,
+    column: Columns = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="any value of data, net, augment, compute; repeatable")
+    ] = None,
+) -> None:
+    """Example: equipoise data features folder:images --encoder efficientnet-lite0
+
+    Compute the features of all images once, by a frozen encoder. Runs with the same encoder find them.
+    """
+    from equipoise.data import load_federation
+    from equipoise.engine.runs import choose_device, make_config, with_encoder
+
+    config = make_config(
+        None,
+        settings or [],
+        data=given(
+            name=name, root=str(root) if root else None, size=size, layout=layout, columns=pairs("--column", column)
+        ),
+        net=given(encoder=encoder, views=views or None, freeze_up_to=freeze_up_to),
+        compute=given(device=device),
+    )
+    federation = load_federation(config.data, config.seed)
+    _, found = with_encoder(config, federation, choose_device(config.compute.device), progress=True)
+    assert found.features is not None
+    for store in {split.store for place in found.places() for split in place.splits.values()}:
+        console.print(_features_told(store), highlight=False, soft_wrap=True)
+
+
+def _features_told(store: Any) -> str:
+    """What lies in a folder of features, and what it took."""
+    about = store.about
+    shape = "x".join(str(number) for number in about["shape"] if number > 1)
+    each = f", {about['seconds'] / about['computed']:.4f} s each" if about["computed"] else ""
+    views = f" and of {about['views']} augmented views" if about["views"] else ""
+    size = store.packed.nbytes / 1e6
+    return (
+        f"features {shape} of {len(store.packed)} images{views} in {escape(str(store.folder))}: {size:.1f} MB; "
+        f"{about['computed']} computed from {about['pixels']} pixels in {about['seconds']:.1f} s{each}"
+    )
+
+
 def _print_reading(store: Any) -> None:
     """How the files of a user were understood, where there was something to understand."""
     if read_as := store.index.facts.get("read_as"):

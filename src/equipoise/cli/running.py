@@ -32,6 +32,9 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's im
 BatchSize = Annotated[int | None, typer.Option(min=2, help="images of a local step")]
 Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the first round")]
 Net = Annotated[str | None, typer.Option(help="a net; see `equipoise settings net`")]
+Encoder = Annotated[str | None, typer.Option(help="frozen encoder of the net adapter, such as efficientnet-lite0")]
+Views = Annotated[int | None, typer.Option(min=0, help="with --encoder: augmented views of each image")]
+Cut = Annotated[str | None, typer.Option(help="with --encoder: its last frozen layer, such as blocks.12")]
 Components = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +69,9 @@ def run(
     batch_size: BatchSize = None,
     lr: Rate = None,
     net: Net = None,
+    encoder: Encoder = None,
+    views: Views = None,
+    freeze_up_to: Cut = None,
     with_: Components = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
@@ -96,7 +102,7 @@ def run(
             columns=pairs("--column", column),
             skip_unreadable=skip_unreadable or None,
         ),
-        "net": given(name=net),
+        "net": given(name=net, encoder=encoder, views=views, freeze_up_to=freeze_up_to),
         "train": given(rounds=rounds, epochs=epochs, batch_size=batch_size, optimiser=given(lr=lr)),
         "compute": given(device=device, workers=workers),
     }

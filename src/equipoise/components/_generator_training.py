@@ -17,12 +17,12 @@ from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.repeat import Repeated
 from equipoise.contract.setting import Setting
-from equipoise.data.augment import build_augmentation
 from equipoise.data.augment.draws import WHITE
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.nets import Net
 from equipoise.nets.concepts.distributions import ConceptClassifier, ConditionCodes
 from equipoise.nets.conditional_generator import ConditionalGenerator
+from equipoise.nets.feature_generator import FeatureGenerator
 from equipoise.nets.kernels import moments
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
@@ -36,15 +36,24 @@ class Parts:
     classifier: ConceptClassifier | None = None  # none: the net's own logits count
 
     def __init__(self, setting: Setting, options: Any):
-        augmentation = build_augmentation(setting.config.augment, setting.image_size, setting.channels)
+        augmentation = setting.augmentation()
         self.normalise = augmentation.plain.normalise
+        self.of_images = setting.features is None
         embeddings = options.embeddings(setting)
         text, width = options.condition == "text", embeddings.shape[-1]
         self.codes = ConditionCodes.of_texts(embeddings) if text else ConditionCodes.gaussian(embeddings)
         self.generator = setting.seeded(
             "generator",
-            lambda: ConditionalGenerator(width, augmentation.size, setting.channels, options.generator_width),
+            lambda: (
+                ConditionalGenerator(width, augmentation.size, setting.channels, options.generator_width)
+                if setting.features is None
+                else FeatureGenerator(width, setting.features.shape, options.generator_width)
+            ),
         )
+
+    def shown(self, batches: Tensor, random: torch.Generator) -> Tensor:
+        """Batches (n, B, C, H, W) as a net takes them: images jittered and normalised; features as they are."""
+        return self.show(jittered(batches, random)) if self.of_images else batches
 
     def show(self, images: Tensor) -> Tensor:
         """Generated images (B, C, H, W), from 0 to 1, normalised as real ones are."""
@@ -91,7 +100,7 @@ class GeneratorTraining:
     def loss(self, images: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """L_sem + lambda_div L_div + lambda_dis L_dis (Eq. 10) of images (B, C, H, W) made from codes (B, D)."""
         options, parts = self.options, self.parts
-        shown = parts.show(jittered(images[None], self.random)[0])
+        shown = parts.shown(images[None], self.random)[0]
         with norm_inputs(parts.net) as seen, self.precision():
             output = parts.net(shown).float()
         frozen = parts.classifier
@@ -121,14 +130,16 @@ def jittered(batches: Tensor, random: torch.Generator) -> Tensor:
 
 @contextmanager
 def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
-    """Note what the net's 2-D batch norms are given: per layer the mean and biased variance of the batch and the
+    """Note what the net's batch norms are given: per layer the mean and biased variance of the batch and the
     running mean and variance, (channels,) each. The hooks are gone at the end."""
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        seen.append((*moments.channel_moments(inputs[0]), layer.running_mean, layer.running_var))
+        maps = inputs[0] if inputs[0].ndim == 4 else inputs[0][:, :, None, None]  # features have one pixel
+        seen.append((*moments.channel_moments(maps), layer.running_mean, layer.running_var))
 
-    hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, kinds)]
     try:
         yield seen
     finally:

@@ -1,5 +1,8 @@
 """A generator, trained on the server against the global model, makes images that stand beside the sites' own (FedBM's
-CGDE, Eqs. 6 to 11)."""
+CGDE, Eqs. 6 to 11).
+
+On features of a frozen encoder it makes features instead of images. That is a variant of ours, not the paper's.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from equipoise.components._generator_training import GeneratorTraining, Parts, jittered
+from equipoise.components._generator_training import GeneratorTraining, Parts
 from equipoise.components._texts import Texts
 from equipoise.contract.client import PerBatch
 from equipoise.contract.component import Batch, Message, ServerSide, SiteSide
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 from equipoise.nets.rounding import rounded_up
 
+OF_FEATURES = (
+    "the generator makes features of the frozen encoder instead of images: a variant of Equipoise's own, which FedBM's "
+    "paper does not have"
+)
 GENERATED_AT_ONCE = 256  # images, to bound the memory of the generator's feature maps
 
 
@@ -63,7 +70,7 @@ class GeneratorSite(SiteSide):
 
     def build(self) -> None:
         parts = Parts(self.setting, self.options)
-        self.show = parts.show
+        self.shown = parts.shown
         self.codes = self.receives("codes", self.client.reference(parts.codes))
         self.generator = self.receives("generator", self.client.reference(parts.generator))
 
@@ -84,7 +91,7 @@ class GeneratorSite(SiteSide):
         codes = self.codes.draw(labels.flatten(), self.synthesis)
         with self.client.workplace.precision():
             images = torch.cat([self.generated(some) for some in codes.split(GENERATED_AT_ONCE)]).float()
-        shown = self.show(jittered(images.unflatten(0, shape), self.synthesis)).flatten(0, 1)
+        shown = self.shown(images.unflatten(0, shape), self.synthesis).flatten(0, 1)
         if self.setting.config.compute.channels_last:  # as local images lie, which they stand beside
             shown = shown.contiguous(memory_format=torch.channels_last)
         return {"synthetic": PerBatch(shown.unflatten(0, shape)), "synthetic_label": PerBatch(labels)}
@@ -133,7 +140,10 @@ class GeneratorComponent(GeneratorOptions):
 
     def needs(self) -> AbstractSet[str]:
         own = {"model", "whole model", "one model", "plain forward", "plain loss", "supervised", "one training ask"}
-        return own | {"image labels"}
+        return own | {"image labels"} | ({"batch norm"} if self.lambda_dis else set())
+
+    def remarks(self, setting: Any) -> list[str]:
+        return [] if setting.features is None else [OF_FEATURES]
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         rounds = None if setting is None else setting.config.train.rounds

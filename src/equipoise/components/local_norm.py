@@ -21,7 +21,7 @@ class LocalNorm(Component):
     image_by_image: ClassVar[bool] = True
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "sites"}
+        return {"model", "sites", "norm layers"}
 
     def gives(self) -> AbstractSet[str]:
         return {"norm at sites"}

@@ -21,7 +21,7 @@ class LocalStatistics(Component):
     image_by_image: ClassVar[bool] = True
 
     def needs(self) -> AbstractSet[str]:
-        return {"model", "sites"}
+        return {"model", "sites", "batch norm"}
 
     def lacks(self) -> AbstractSet[str]:
         return {"whole model"}

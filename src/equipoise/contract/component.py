@@ -135,6 +135,10 @@ class Component(Options):
         """The net, where this component holds the head; the same at first on the server and at every site."""
         raise NotImplementedError
 
+    def remarks(self, setting: Setting) -> Sequence[str]:
+        """What a user should know of the component in this run: a run tells it among its warnings."""
+        return ()
+
     def check(self, config: Config) -> None:
         """Refuse settings under which the component cannot work."""
 

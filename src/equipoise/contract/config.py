@@ -262,6 +262,7 @@ _INDIFFERENT: Any = {
     "compute": {"workers", "slots", "capture"},
     "checkpoint": True,
     "data": {"root", "store"},
+    "net": {"encoder_digest"},
 }
 
 

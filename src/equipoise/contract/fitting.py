@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
+from types import MappingProxyType
 
 from equipoise.contract.component import Component, Options
 from equipoise.contract.words import GRANTED, SEATS, WORDS
@@ -11,12 +12,19 @@ from equipoise.core.errors import UserError
 from equipoise.tasks import Task
 
 
-def check_fit(method: str, options: Options, components: Sequence[Component], added: Iterable[str] = ()) -> None:
+def check_fit(
+    method: str,
+    options: Options,
+    components: Sequence[Component],
+    added: Iterable[str] = (),
+    net_lacks: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Refuse components that cannot be put together, in one sentence that names both sides and the remedy.
 
     Args:
         components: all of a run, those of the method included
         added: the names of those that the user put on the method
+        net_lacks: words that the net does not grant, and why
     """
     own = {component.name for component in options.components()}
     for name in sorted(own & set(added)):
@@ -30,6 +38,14 @@ def check_fit(method: str, options: Options, components: Sequence[Component], ad
     _check_seats(method, options, components, called)
     _check_staying(components, called)
     _check_needs(method, options, components, called)
+    _check_net(components, called, net_lacks)
+
+
+def _check_net(components: Sequence[Component], called: Mapping[str, str], net_lacks: Mapping[str, str]) -> None:
+    """Refuse a component that needs layers which the net does not have."""
+    for component in components:
+        for word in sorted(component.needs() & net_lacks.keys()):
+            raise UserError(f"{called[component.name]} needs {WORDS[word]}, which {net_lacks[word]}")
 
 
 def _check_seats(method: str, options: Options, components: Sequence[Component], called: Mapping[str, str]) -> None:

@@ -11,6 +11,8 @@ from torch import nn
 
 from equipoise.contract.config import Config
 from equipoise.core.streams import stream
+from equipoise.data.augment import Augmentation, build_augmentation, stored_augmentation
+from equipoise.data.features import Features
 from equipoise.data.federation import Federation
 from equipoise.nets import Net, build_net
 from equipoise.nets.kernels import quicken
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What server and sites agree on before the first round; holds no data."""
+    """What server and sites agree on before the first round; holds no data.
+
+    Args:
+        channels, image_size: of what the net is given: images, or the features of a frozen encoder
+    """
 
     config: Config
     options: Any
@@ -30,18 +36,28 @@ class Setting:
     channels: int
     image_size: int
     device: torch.device
+    features: Features | None = None
 
     @classmethod
     def of(cls, config: Config, method: Method, federation: Federation, device: str = "cpu") -> Setting:
         """The setting of a run."""
         task = get_task(federation.task)(federation.classes, config.evaluation.metric)
         options = method.options_of(config)
-        return cls(config, options, task, federation.channels, federation.image_size, torch.device(device))
+        channels, size = federation.channels, federation.image_size
+        if federation.features is not None:
+            channels, _, size = federation.features.shape
+        return cls(config, options, task, channels, size, torch.device(device), federation.features)
 
     @property
     def num_classes(self) -> int:
         """Number of classes, whether or not a site has them all."""
         return self.task.num_classes
+
+    def augmentation(self) -> Augmentation:
+        """How images, or the features in place of them, become batches."""
+        if self.features is not None:
+            return stored_augmentation(self.features)
+        return build_augmentation(self.config.augment, self.image_size, self.channels)
 
     @property
     def autocasts(self) -> bool:

@@ -33,6 +33,8 @@ WORDS: Mapping[str, str] = {
     "masks": "a mask for each image",
     "sites": "several sites, each with images of its own",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
+    "norm layers": "norm layers in the net",
+    "batch norm": "batch-norm layers in the net",
     "all classes": "a loss in which classes that a site lacks compete",
 }
 GRANTED = frozenset(WORDS)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from equipoise.data.config import DataConfig
+from equipoise.data.features import Features
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store, Task
 
@@ -118,6 +119,7 @@ class Federation:
         warnings: what a user should know about this data, such as lesions shared between parts
         config: the settings that make this federation again
         task: "segmentation" where images have masks; then `classes` are structures, the background first
+        features: what its splits hold in place of pixels, where a frozen encoder has seen the images
     """
 
     name: str
@@ -130,6 +132,7 @@ class Federation:
     warnings: tuple[str, ...] = ()
     config: DataConfig | None = None
     task: Task = "classification"
+    features: Features | None = None
 
     @classmethod
     def from_arrays(

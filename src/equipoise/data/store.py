@@ -99,6 +99,9 @@ class Store:
         folder: a folder written by `write_store` or by `equipoise.data.prepare`
     """
 
+    #: whether the images lie on this machine
+    readable = True
+
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
@@ -113,6 +116,11 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.folder)!r})"
+
+    @property
+    def pictures(self) -> "Store":
+        """The store of the images themselves, where this one holds what was computed from them."""
+        return self
 
     def exists(self) -> bool:
         """Whether a complete store lies in the folder."""

@@ -167,7 +167,7 @@ def groups_of(columns: dict[str, np.ndarray], *names: str) -> Iterator[tuple[tup
 
 def hashed_names(split: Split) -> tuple[np.ndarray, np.ndarray]:
     """The hashes (n,) of the names and of the groups of a split's images, as 16 hexadecimal digits."""
-    images, groups, positions = _hashes(split.store)
+    images, groups, positions = _hashes(split.store.pictures)
     chosen = positions[split.rows]
     return images[chosen], groups[chosen]
 

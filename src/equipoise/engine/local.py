@@ -25,7 +25,6 @@ from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
 from equipoise.core.errors import UserError
 from equipoise.core.outside import is_outside
-from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine, Outcomes, Place, shared_part
@@ -51,9 +50,7 @@ def all_sites(federation: Federation) -> dict[str, Site]:
 
 def new_slot(method: Method, setting: Setting, run_step: Steps | None = None) -> Slot:
     """A workplace for the sites of a federation."""
-    config = setting.config
-    augmentation = build_augmentation(config.augment, setting.image_size, setting.channels)
-    return Slot(method.client_class(config)(setting), augmentation, run_step)
+    return Slot(method.client_class(setting.config)(setting), setting.augmentation(), run_step)
 
 
 class LocalEngine(Engine):

@@ -186,6 +186,7 @@ class Run:
             task=self.setting.task.name,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
+            **({} if (seen := self.federation.features) is None else {"features": list(seen.shape)}),
             warnings=warnings,
             disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
             paper=self.method.paper,

@@ -119,6 +119,8 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
     other, and what other sites have taught of the class is lost there in every round.
     """
     config, optimiser = setting.config, setting.config.train.optimiser
+    for component in method.components_of(config):
+        yield from component.remarks(setting)
     if optimiser.name != "adam" or not optimiser.weight_decay or not config.npr.supervised:
         return
     if not optimiser.decay_absent:

@@ -18,7 +18,7 @@ from equipoise.contract.config import Config
 from equipoise.contract.method import Batch, Client, Setting
 from equipoise.contract.protocol import Payload
 from equipoise.core.errors import UserError
-from equipoise.data.augment import build_augmentation
+from equipoise.data.augment import AugmentConfig, build_augmentation
 from equipoise.data.pixels import squares
 from equipoise.data.preparation import relight
 from equipoise.data.raw import SUFFIXES, decode, walk_images
@@ -27,6 +27,7 @@ from equipoise.engine.payload_files import damage_named, read_payload, safe_name
 from equipoise.engine.runs import config_of
 from equipoise.engine.states import KEPT
 from equipoise.methods import get_method
+from equipoise.nets.encoders import Frozen, build_encoder
 from equipoise.tasks import get_task
 
 
@@ -47,7 +48,8 @@ class Predictor(nn.Module):
         self.channels: int = start["channels"]
         self.config, self.view = client.setting.config, view
         self._client = client
-        self._augmentation = build_augmentation(client.setting.config.augment, self.size, self.channels)
+        self.encoder, augment = encoder_of(client.setting.config, self.channels)
+        self._augmentation = build_augmentation(augment, self.size, self.channels)
         self.parts = nn.ModuleList(self._used(client.workplace.modules()))
 
     def _used(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -64,7 +66,26 @@ class Predictor(nn.Module):
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Logits (n, classes) of pixels (n, channels, size, size)."""
-        return self._client.predict(self.view, Batch(image=self._augmentation.plain(pixels, None)))
+        images = self._augmentation.plain(pixels, None)
+        return self._client.predict(self.view, Batch(image=images if self.encoder is None else self.encoder(images)))
+
+
+def encoder_of(config: Config, channels: int) -> tuple[Frozen | None, AugmentConfig]:
+    """The frozen encoder that images go through before the net of a run, if any, and how they are made ready for it."""
+    if not config.net.frozen:
+        return None, config.augment
+    encoder = build_encoder(config.net, channels)
+    return encoder.module, encoder.augment(config.augment, channels)
+
+
+def input_shape(config: Config, channels: int, size: int) -> tuple[int, int]:
+    """Channels and pixels of what a run's net is given: images, or the features of a frozen encoder."""
+    encoder, augment = encoder_of(config, channels)
+    if encoder is None:
+        return channels, size
+    with torch.no_grad():
+        shape = encoder(torch.zeros(1, channels, *(augment.size or size,) * 2)).shape
+    return shape[1], shape[3]
 
 
 def run_damage_named(run: Path) -> AbstractContextManager[None]:
@@ -131,12 +152,13 @@ def _load(run: Path, site: str | None) -> Predictor:
     config = config_of(run)
     start = first_event(run / "events.jsonl")
     method = get_method(config.method)
+    channels, size = input_shape(config, start["channels"], start["image_size"])
     setting = Setting(
         config=config,
         options=method.options_of(config),
         task=get_task(start.get("task", "classification"))(start["classes"]),
-        channels=start["channels"],
-        image_size=start["image_size"],
+        channels=channels,
+        image_size=size,
         device=torch.device("cpu"),
     )
     client = method.client_class(config)(setting)

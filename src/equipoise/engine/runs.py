@@ -147,11 +147,15 @@ def choose_device(wanted: str) -> str:
     return wanted
 
 
-def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = ()) -> Run:
-    """A run that is ready to execute: data loaded, what the config leaves open decided by the data."""
+def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = (), progress: bool = False) -> Run:
+    """A run that is ready to execute: data loaded, what the config leaves open decided by the data.
+
+    Args:
+        progress: show a bar where features of a frozen encoder are computed
+    """
     device = choose_device(config.compute.device)
     federation = load_federation(config.data, config.seed)
-    config = decided_by_data(config, federation)
+    config, federation = with_encoder(decided_by_data(config, federation), federation, device, progress)
     return Run(config, get_method(config.method), federation, folder, observers, device)
 
 
@@ -173,3 +177,20 @@ def decided_by_data(config: Config, federation: Federation) -> Config:
     config = config.model_copy(update=found)
     check_task(config, task)
     return config
+
+
+def with_encoder(
+    config: Config, federation: Federation, device: str = "cpu", progress: bool = False
+) -> tuple[Config, Federation]:
+    """The config with its encoder pinned down, and the federation with that encoder's features for images.
+
+    Without a frozen encoder both stay as they are.
+    """
+    if not config.net.frozen or federation.features is not None:
+        return config, federation
+    from equipoise.nets.features import with_features
+
+    federation = with_features(federation, config.net, config.augment, device, progress)
+    assert federation.features is not None
+    net = config.net.model_copy(update={"encoder_digest": federation.features.encoder})
+    return config.model_copy(update={"net": net}), federation

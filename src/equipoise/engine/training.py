@@ -206,7 +206,7 @@ def _chunks(
     batches: list[Tensor], augmentation: Augmentation, multiple: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
     """Runs of batches that are augmented together; a whole number of steps each."""
-    sample = 3 * 4 * augmentation.size**2
+    sample = 4 * augmentation.channels * augmentation.size**2
     batch = max(len(batches[0]), 1)
     count = max(CHUNK_BYTES[device.type] // (sample * batch) // multiple, 1) * multiple
     for start in range(0, len(batches), count):

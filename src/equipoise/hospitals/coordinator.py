@@ -22,7 +22,7 @@ from equipoise.core.storage import write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.engine.runs import config_of, decided_by_data
+from equipoise.engine.runs import config_of, decided_by_data, with_encoder
 from equipoise.hospitals.authority import check_authority, check_server_certificate
 from equipoise.hospitals.connections import Limits
 from equipoise.hospitals.deployment_files import LEAST, ServerFile, check_security, split_address
@@ -155,7 +155,7 @@ def conduct(
         consortium = _consortium(config, settings, folder, post, wait, resume)
         told = consortium["sites"]
         federation = agreed_federation(config.data.name, told)
-        config = decided_by_data(config, federation)
+        config, federation = with_encoder(decided_by_data(config, federation), federation)
         sites, counts = tuple(settings.sites), described_counts(told)
         roster = Roster(consortium["run"], sites, hosts(told), training_images(told), digests(told), counts)
         maker = _EngineMaker(post, roster, settings.flower, keep_updates)

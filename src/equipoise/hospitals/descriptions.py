@@ -69,6 +69,8 @@ def read_description(site: str, raw: Any) -> dict[str, Any]:
 class ElsewhereStore(Store):
     """Stands for images that lie in a hospital: they can be counted, not read."""
 
+    readable = False
+
     def __init__(self) -> None:
         super().__init__(Path())
 

@@ -29,12 +29,13 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.core.version import __version__
 from equipoise.data import DataConfig
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, Site
 from equipoise.data.preparation import PREPARATION
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
 from equipoise.engine.private import noisy_description
+from equipoise.engine.runs import with_encoder
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.training import SiteData
@@ -69,6 +70,7 @@ class Workplace:
     method: Method
     setting: Setting
     slot: Slot
+    places: Mapping[str, Site]
 
 
 class Office:
@@ -95,11 +97,6 @@ class Office:
         least: int = 0,
     ):
         self.site = site
-        self.places = {
-            name: place
-            for name, place in all_sites(federation).items()
-            if name == site or place not in federation.sites  # another hospital's images are none of our business
-        }
         self.federation = federation
         self.least = least
         self.folder = folder
@@ -199,13 +196,14 @@ class Office:
             torch.set_num_threads(config.compute.threads)
             method = get_method(config.method)
             try:
-                setting = Setting.of(config, method, self.federation, self.device)
+                config, federation = with_encoder(config, self.federation, self.device)
+                setting = Setting.of(config, method, federation, self.device)
                 slot = new_slot(method, setting)
             except UserError as problem:  # about a setting, or a file that the server's config names
                 raise Refused(str(problem)) from None
             if slot.private is not None:
                 slot.private.key = self._noise_key
-            self._workplace = (text, Workplace(config, method, setting, slot))
+            self._workplace = (text, Workplace(config, method, setting, slot, self._places(federation)))
         return self._workplace[1]
 
     def _perform(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
@@ -237,10 +235,15 @@ class Office:
             records.write_reply(header, reply)
         return reply
 
+    def _places(self, federation: Federation) -> dict[str, Site]:
+        """The places whose images models may see: another hospital's images are none of our business."""
+        places = all_sites(federation).items()
+        return {name: place for name, place in places if name == self.site or place not in federation.sites}
+
     def _data(self, work: Workplace, place: str) -> SiteData:
-        if place not in self.places:
+        if place not in work.places:
             raise Refused(f"this is '{self.site}'; it has no images of '{place}'")
-        return SiteData(self.places[place], work.setting.task, work.setting.device)
+        return SiteData(work.places[place], work.setting.task, work.setting.device)
 
     def _publish(self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload) -> Parcel:
         """Write out the selected models, the global one and this site's own, so that `equipoise predict` finds them."""

@@ -88,7 +88,7 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
     options = method.options_of(config)
     chosen = components.chosen(config, options.components(), options.holds())
     found = [component.fitted(options.lacks(), chosen) for component in chosen]
-    check_fit(config.method, options, found, config.components)
+    check_fit(config.method, options, found, config.components, config.net.lacks())
     if config.privacy.secure_sums:
         own = [component.name for component in options.components()]
         check_sums(config, sheet_of(method.client, found, own, method.names), options, found, method.pooled)

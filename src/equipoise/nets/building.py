@@ -1,5 +1,7 @@
 """From the name of a net in a config to the net."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -46,7 +48,9 @@ def _built_in(config: NetConfig, num_classes: int, channels: int, dense: bool) -
             f"the net {config.name} gives {gives}, and the data {'has masks' if dense else 'has no masks'}: choose "
             f"{', '.join(dense_names(dense))}, or a net from outside"
         )
-    rates = {"dropout": found.dropout if config.dropout is None else config.dropout}
+    rates: dict[str, Any] = {"dropout": found.dropout if config.dropout is None else config.dropout}
+    if found.configured:
+        rates["config"] = config
     if found.drop_connect is not None:
         rates["drop_connect"] = found.drop_connect if config.drop_connect is None else config.drop_connect
     elif config.drop_connect:

@@ -8,6 +8,20 @@ from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table
 from equipoise.nets.architectures import net_names
 
+#: the net that trains on features of a frozen encoder
+ADAPTER = "adapter"
+OF_ADAPTERS = (
+    "encoder",
+    "encoder_weights",
+    "freeze_up_to",
+    "views",
+    "stored",
+    "adapter",
+    "hidden",
+    "hidden_norm",
+    "scale",
+    "encoder_digest",
+)
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -41,6 +55,53 @@ class NetConfig(Table):
     arguments: dict[str, Any] | None = Field(default=None, json_schema_extra=LATER)
     """What the function or class that makes a net from outside takes besides classes and channels."""
 
+    encoder: str | None = Field(
+        default=None,
+        description="frozen encoder of the net `adapter`: a net of this package, `hf:NAME_OR_FOLDER`, `monai:NAME`, "
+        "`run:FOLDER` (a finished run's own model), `package.module:NAME` or `file.py:NAME`",
+        json_schema_extra=LATER,
+    )
+    encoder_weights: str | None = Field(default=None, json_schema_extra=LATER)
+    """Weights of the encoder: by default those it comes with; `none` (random), `imagenet`, or the path of a file."""
+    freeze_up_to: str | None = Field(default=None, json_schema_extra=LATER)
+    """Layer of the encoder, such as `blocks.12`, after which it is cut: maps are stored, later layers train."""
+    views: int = Field(default=0, ge=0, le=1000, json_schema_extra=LATER)
+    """Augmented views of each image whose features are stored too; training draws among them."""
+    stored: Literal["float16", "float32"] = Field(default="float16", json_schema_extra=LATER)
+    """Precision in which features are stored."""
+    adapter: Literal["linear", "hidden"] = Field(default="hidden", json_schema_extra=LATER)
+    """What trains on the features: a linear head alone, or a hidden layer below it."""
+    hidden: int = Field(default=256, ge=1, le=1 << 16, json_schema_extra=LATER)
+    """Width of the hidden layer; its outputs are the features that methods see."""
+    hidden_norm: Literal["batch", "layer", "none"] = Field(default="batch", json_schema_extra=LATER)
+    """Norm layer of the hidden layer, before its ReLU."""
+    scale: Literal["unit", "none"] = Field(default="unit", json_schema_extra=LATER)
+    """How pooled features enter the adapter: `unit` divides each image's by their own root mean square."""
+    encoder_digest: str | None = Field(default=None, json_schema_extra=LATER)
+    """What the encoder is, weights included; runs write it down and refuse another."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the net trains on features of a frozen encoder instead of images."""
+        return self.name == ADAPTER
+
+    def lacks(self) -> dict[str, str]:
+        """Words that this net does not grant to methods, and why (`equipoise.contract.words`)."""
+        if not self.frozen or self.freeze_up_to is not None:
+            return {}
+        if self.adapter == "linear":
+            why, remedy = "the linear adapter does not have", 'set net.adapter = "hidden"'
+            return dict.fromkeys(("norm layers", "batch norm"), f"{why}; {remedy}")
+        lacking = {"batch": (), "layer": ("batch norm",), "none": ("norm layers", "batch norm")}[self.hidden_norm]
+        why = f'the adapter does not have under net.hidden_norm = "{self.hidden_norm}"; set net.hidden_norm = "batch"'
+        return dict.fromkeys(lacking, why)
+
+    def without_effect(self, setting: Any = None) -> dict[str, str]:
+        if not self.frozen:
+            return {}
+        linear = self.adapter == "linear"
+        return dict.fromkeys(("hidden", "hidden_norm"), 'net.adapter is "linear"') if linear else {}
+
     @property
     def outside(self) -> bool:
         """Whether the net comes from outside this package."""
@@ -55,6 +116,25 @@ class NetConfig(Table):
             hint = f"; did you mean '{close}'?" if close else ""
             raise ValueError(f"there is no net '{name}'{hint} nets: {', '.join(known)}, or from outside: see net.name")
         return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapted(cls, raw: Any) -> Any:
+        """An encoder without a net means the net `adapter`."""
+        if isinstance(raw, dict) and raw.get("encoder") is not None and raw.get("name") is None:
+            return {**raw, "name": ADAPTER}
+        return raw
+
+    @model_validator(mode="after")
+    def _of_adapters(self) -> "NetConfig":
+        if self.frozen and self.encoder is None:
+            raise ValueError("the net adapter needs an encoder: set net.encoder (--encoder) to efficientnet-lite0, say")
+        if not self.frozen:
+            usual = type(self).model_fields
+            for key in OF_ADAPTERS:
+                if getattr(self, key) != usual[key].default:
+                    raise ValueError(f"net.{key} is for the net adapter, and the net is {self.name}; leave it out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

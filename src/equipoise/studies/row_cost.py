@@ -57,8 +57,11 @@ def net_cost(start: Mapping[str, Any]) -> NetCost | None:
     config = start["config"]
     size = config["augment"]["size"] or start["image_size"]
     net = NetConfig.model_validate({**config["net"], "weights": "none"})
+    channels = start["channels"]
     try:
-        return _measure(net.model_dump_json(), len(start["classes"]), start["channels"], size)
+        if net.frozen:
+            channels, size = start["features"][0], start["features"][2]
+        return _measure(net.model_dump_json(), len(start["classes"]), channels, size)
     except UserError:  # a package of the net is missing on this machine
         return None
 

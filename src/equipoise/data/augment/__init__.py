@@ -7,8 +7,16 @@ from equipoise.core.lazy import on_demand
 if TYPE_CHECKING:
     from equipoise.data.augment.colour import even_brightness, shades_of_grey
     from equipoise.data.augment.config import AugmentConfig
-    from equipoise.data.augment.pipelines import Augmentation, Transform, build_augmentation
+    from equipoise.data.augment.pipelines import Augmentation, Transform, build_augmentation, stored_augmentation
 
-__all__ = ["AugmentConfig", "Augmentation", "Transform", "build_augmentation", "even_brightness", "shades_of_grey"]
+__all__ = [
+    "AugmentConfig",
+    "Augmentation",
+    "Transform",
+    "build_augmentation",
+    "even_brightness",
+    "shades_of_grey",
+    "stored_augmentation",
+]
 
 __getattr__ = on_demand(__name__, __all__, "config", "colour", "pipelines")

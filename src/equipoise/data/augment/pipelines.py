@@ -14,6 +14,7 @@ from equipoise.data.augment.draws import WHITE, Samples, Step, per_channel
 from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianNoise, MedianBlur, OneOf
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
+from equipoise.data.features import Features
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Pipeline = tuple[tuple[tuple[Step, ...], ...], tuple[Step, ...]]
@@ -59,14 +60,38 @@ class Transform:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Stored features (B, 1 + views, C, H, W) -> one of them for each image, float32 (B, C, H, W).
+
+    Args:
+        first, every, count: the stored views to draw from
+    """
+
+    first: int = 0
+    every: int = 1
+    count: int = 1
+
+    def __call__(self, stored: Tensor, generator: Generator | None = None) -> Tensor:
+        if self.count == 1:
+            return stored[:, self.first].float()
+        drawn = torch.randint(self.count, (len(stored),), generator=generator, device=stored.device)
+        return stored[torch.arange(len(stored), device=stored.device), self.first + self.every * drawn].float()
+
+    def normalise(self, features: Tensor) -> Tensor:
+        """Features as they are."""
+        return features
+
+
+@dataclass(frozen=True)
 class Augmentation:
     """The views of a training image, and the plain transform of evaluation, all onto `size` pixels."""
 
-    views: tuple[Transform, ...]
-    plain: Transform
+    views: tuple[Transform | Drawn, ...]
+    plain: Transform | Drawn
     size: int
+    channels: int = 3
 
-    def view(self, index: int) -> Transform:
+    def view(self, index: int) -> Transform | Drawn:
         """View `index`; a pipeline with fewer views draws its last one again."""
         return self.views[min(index, len(self.views) - 1)]
 
@@ -81,6 +106,15 @@ def build_augmentation(config: AugmentConfig, size: int, channels: int) -> Augme
         plain=Transform(plain, statistics),
         size=output,
     )
+
+
+def stored_augmentation(features: Features) -> Augmentation:
+    """How features are read: plain ones as they are, augmented ones drawn among the views of a pipeline."""
+    each = [len(range(made, features.views, features.pipelines)) for made in range(features.pipelines)]
+    drawn = tuple(Drawn(1 + made, features.pipelines, count) for made, count in enumerate(each) if count)
+    channels, height, width = features.shape
+    size = max(height, width)
+    return Augmentation(views=drawn or (Drawn(),), plain=Drawn(), size=size, channels=channels)
 
 
 def choose_statistics(config: AugmentConfig, channels: int) -> Statistics:

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from equipoise.core.errors import UserError
 
@@ -34,6 +34,12 @@ class Architecture:
     """The name of a tensor of the body in files of published weights; empty: they lack it, and it stays random."""
     dense: bool = False
     """Whether it gives a class for each pixel, for segmentation."""
+    size: int = 0
+    """Pixels per side that its weights were trained with; 0: those of the images."""
+    normalise: Literal["imagenet", "half", "none"] = "imagenet"
+    """How images are normalised for these weights."""
+    configured: bool = False
+    """Whether `make` takes the whole table `net` besides, as `config`."""
 
 
 def dense_names(dense: bool = True) -> list[str]:

@@ -35,4 +35,5 @@ NET = Architecture(
     drop_connect=RATE,
     imagenet="https://github.com/lukemelas/EfficientNet-PyTorch/releases/download/1.0/efficientnet-b0-355c32eb.pth",
     published_name=published_name,
+    size=224,
 )

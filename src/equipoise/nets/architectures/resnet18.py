@@ -27,4 +27,4 @@ def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
     return Net(body, nn.Linear(WIDTHS[-1], num_classes), dropout, smallest=16)
 
 
-NET = Architecture(resnet18, imagenet="https://download.pytorch.org/models/resnet18-f37072fd.pth")
+NET = Architecture(resnet18, imagenet="https://download.pytorch.org/models/resnet18-f37072fd.pth", size=224)
