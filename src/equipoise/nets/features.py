@@ -38,9 +38,7 @@ def with_features(
     Images of hospitals elsewhere cannot be read here: their splits stay as they are.
     """
     if federation.task != "classification":
-        raise UserError(
-            f"{federation.name} has masks, and the net adapter classifies images; choose another net, or data of classes"
-        )
+        raise UserError(f"{federation.name} has masks, and the net adapter classifies images; choose another net")
     encoder = build_encoder(net, federation.channels)
     own = encoder.augment(augment, federation.channels)
     pixels = build_augmentation(own, federation.image_size, federation.channels)
