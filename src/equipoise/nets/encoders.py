@@ -16,7 +16,7 @@ from equipoise.core.errors import UserError, first_line
 from equipoise.core.outside import find
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.augment.pipelines import Statistics, choose_statistics
-from equipoise.nets.architectures import architecture, net_names
+from equipoise.nets.architectures import architecture, dense_names
 from equipoise.nets.base import Net
 from equipoise.nets.building import build_net
 from equipoise.nets.config import NetConfig
@@ -153,7 +153,7 @@ class _FeaturesOf(nn.Module):
 
 
 def _built_in(name: str, config: NetConfig, channels: int) -> Made:
-    known = [net for net in net_names() if net != "adapter"]
+    known = [net for net in dense_names(False) if not architecture(net).configured]
     if name not in known:
         raise UserError(
             f"there is no encoder {name!r}; encoders are {', '.join(known)}, hf:NAME_OR_FOLDER, monai:NAME, "
