@@ -14,20 +14,32 @@ import pandas as pd
 import torch
 
 from equipoise import methods
-from equipoise.api import frames
+from equipoise.api import frames, mask_frames
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
+from equipoise.data import load_federation
 from equipoise.data.federation import PARTS, Federation, Site
 from equipoise.engine.checkpoint import fingerprint
+from equipoise.engine.events import first_event
 from equipoise.engine.image_scores import ImageScores, Predictions, hashed_names, predictions_of
-from equipoise.engine.prediction import Predictor, load_predictor, pixels_of, probabilities_of, sites_with_models
+from equipoise.engine.predicted_masks import predicted_masks
+from equipoise.engine.prediction import (
+    Predictor,
+    load_predictor,
+    pixels_of,
+    probabilities_of,
+    refuse_masks,
+    sites_with_models,
+)
 from equipoise.engine.runs import config_of, make_config
+from equipoise.engine.volume_scores import VOLUMES, read_volume_scores
 from equipoise.evidence.curve_frames import curve_frame
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.nets import outside as nets
 from equipoise.report import RunRecord, read_run, write_report
+from equipoise.tasks import Task, get_task
 
 if TYPE_CHECKING:
     from equipoise.data.pixels import Images
@@ -106,6 +118,11 @@ class Result:
     def warnings(self) -> list[str]:
         """What the run warned about."""
         return list(self.record().warnings)
+
+    @property
+    def task(self) -> type[Task]:
+        """What the run learned: classification or segmentation."""
+        return get_task(first_event(self.path / "events.jsonl").get("task", "classification"))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -190,11 +207,31 @@ class Result:
             site: use this site's personal model
         """
         predictor = self.model(site)
+        refuse_masks(predictor, "use masks(images)")
         pixels, names = pixels_of(predictor, images)
         found = torch.cat([probabilities_of(predictor, batch) for batch in pixels.split(BATCH)]).numpy()
         best = np.array(predictor.classes)[found.argmax(1)]
         table = pd.DataFrame({"prediction": best}, index=pd.Index(names, name="image"))
         return pd.concat([table, frames.probabilities(predictor.classes, found).set_index(table.index)], axis=1)
+
+    def masks(self, images: Images | Sequence[Path | str] | Path | str, site: str | None = None) -> list[np.ndarray]:
+        """The predicted mask of each new image, uint8 (height, width) of class numbers, as large as the image.
+
+        Args:
+            images: files, or a folder of them, or images as `Federation.from_arrays` takes them
+            site: use this site's personal model
+        """
+        return [mask for _, mask in predicted_masks(self.model(site), images)]
+
+    def volumes(self) -> pd.DataFrame:
+        """Dice, IoU and surface distances of each structure in each patient's volume, for each reported model.
+
+        Patients are hashes, equal in all runs on the same images.
+        """
+        path = self.path / VOLUMES
+        if not path.exists():
+            raise UserError(f"{self.path} holds no scores of volumes; only a finished run of segmentation does")
+        return read_volume_scores(path)
 
     def evaluate(
         self,
@@ -217,6 +254,10 @@ class Result:
         """
         columns = [by] if isinstance(by, str) else [*by]
         metrics = [metric.name for metric in METRICS] if interval else []
+        if self.task.dense:
+            if columns or interval:
+                raise UserError("sub-groups and intervals are of classification; leave by and interval out")
+            return self._measured_masks(federation, site, split)
         if federation is not None:
             return frames.measured(self._predicted(federation, site, split), columns, metrics)
         found = self._predictions()
@@ -263,8 +304,8 @@ class Result:
         models = [site] if site is not None else self._whose_models()
         if split not in (None, *PARTS):
             raise UserError(f"split = {split!r}; use train, valid or test, or leave it out for all images")
-        if split is None and fingerprint(federation) == self.record().start.data:
-            raise UserError("these are the images that the run learned from; evaluate on the others with split='test'")
+        if split is None:
+            self._refuse_own(federation)
         labels_here = self._labels_here(federation)
         found: list[ImageScores] = []
         for owner in models:
@@ -285,6 +326,26 @@ class Result:
         if split is None:
             told.columns["split"] = np.full(len(told), "all")
         return told
+
+    def _measured_masks(self, federation: Federation | None, site: str | None, split: str | None) -> pd.DataFrame:
+        """The scores of models for segmentation; without a federation, on the run's own validation and test images."""
+        if split not in (None, *PARTS):
+            raise UserError(f"split = {split!r}; use train, valid or test, or leave it out for all images")
+        parts = [*PARTS] if split is None else [split]
+        if federation is None:
+            federation = load_federation(self.config.data, self.config.seed)
+            parts = [part for part in parts if split is not None or part != "train"]
+        elif split is None:
+            self._refuse_own(federation)
+        owners = [site] if site is not None else self._whose_models()
+        models = [(owner, self.model(owner), _measured_at(federation, owner)) for owner in owners]
+        for _, predictor, _ in models:
+            _refuse_other_size(predictor, federation)
+        return mask_frames.measured(models, federation, parts)
+
+    def _refuse_own(self, federation: Federation) -> None:
+        if fingerprint(federation) == self.record().start.data:
+            raise UserError("these are the images that the run learned from; evaluate on the others with split='test'")
 
     def _whose_models(self) -> list[str | None]:
         """None for the global model, or the sites with personal ones where there is no global one."""

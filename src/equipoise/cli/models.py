@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from equipoise.cli.given import given
 from equipoise.cli.screen import console, plain_table, say
+from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
     from equipoise.data import Federation
@@ -30,14 +31,26 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE|FOLDER...")],
     site: Site = None,
     as_csv: AsCsv = False,
+    out: Annotated[
+        Path | None, typer.Option(help="of segmentation: a new folder for masks (PNG), or a new .npz file")
+    ] = None,
 ) -> None:
     """Example: equipoise predict runs/mine new-images --csv > predictions.csv
 
-    Classify images, or all images in folders, with a run's selected model.
+    Classify images, or all images in folders, with a run's selected model. A model for segmentation writes masks:
+    equipoise predict runs/prostate new-images --out masks
     """
-    from equipoise.engine.prediction import files_in, predict_images
+    from equipoise.engine.prediction import files_in, load_predictor, predict_images
 
     files = [file for path in images for file in files_in(path)]
+    if out is not None:
+        from equipoise.engine.predicted_masks import write_masks
+
+        if as_csv:
+            raise UserError("--csv prints classes and --out writes masks; leave one out")
+        write_masks(load_predictor(run_folder, site), files, out)
+        say(f"{out}: the masks of {len(files)} images")
+        return
     classes, rows = predict_images(run_folder, files, site)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -74,7 +87,6 @@ def evaluate(
     Without --data no image is read: scores are made anew from the run's predictions.
     """
     from equipoise.api import load_result
-    from equipoise.metrics import METRICS
 
     result = load_result(run_folder)
     federation = None if data is None else _federation_for(result, data, root, settings or [])
@@ -83,7 +95,7 @@ def evaluate(
     if as_csv:
         typer.echo(table.to_csv(index=False), nl=False)
         return
-    shown = [metric for metric in METRICS if metric.in_tables]
+    shown = [metric for metric in result.task.metrics if metric.in_tables]
     rows = [
         (
             row["site"] or SCOPES[row["scope"]],

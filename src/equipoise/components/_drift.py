@@ -69,7 +69,7 @@ class RosterSite(SiteSide):
 
     def count(self, message: Payload) -> Payload:
         """The number of local training images."""
-        return {"examples": self.client.examples}
+        return {"examples": self.client.workplace.examples}
 
 
 class AnchoredSite(SiteSide):

@@ -90,7 +90,7 @@ class FedAvgClient(SharedNet, Client):
 
     def update(self) -> Payload:
         """The reply of `train`."""
-        return {"model": share(self.carrier, self.shared), "examples": self.examples}
+        return {"model": share(self.carrier, self.shared), "examples": self.workplace.examples}
 
     def forward(self, batch: Batch) -> Any:
         features = self.net.features(batch.image)

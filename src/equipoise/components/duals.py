@@ -91,7 +91,7 @@ class DualsSite(SiteSide):
         """The received model's loss here: one pass over the images, without training."""
         yield from self.client.prepare_loss()
         sums = yield Scan("train", self.summed_loss)
-        return {"loss": float(sums["loss"]), "examples": self.client.examples}
+        return {"loss": float(sums["loss"]), "examples": self.client.workplace.examples}
 
     def summed_loss(self, batch: Batch) -> Tensors:
         """The supervised loss of a batch, summed over its images."""

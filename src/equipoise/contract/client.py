@@ -109,11 +109,6 @@ class Client:
 
     # ---- what actions and hooks use ------------------------------------------------------------
 
-    @property
-    def examples(self) -> int:
-        """Number of local training images."""
-        return self.setting.task.images(self.class_counts, self.setting.image_size**2)
-
     def random(self, purpose: str, *more: str | int) -> torch.Generator:
         """A generator of this site's own for this purpose and round."""
         return torch.Generator(device=self.setting.device).manual_seed(self.workplace.stream(purpose, *more))

@@ -150,6 +150,12 @@ class Workplace:
                     if isinstance(part, nn.modules.batchnorm._BatchNorm):
                         part.eval()
 
+    @property
+    def examples(self) -> int:
+        """Number of local training images."""
+        setting = self.client.setting
+        return setting.task.images(self.client.class_counts, setting.image_size**2)
+
     # ---- what a step needs ------------------------------------------------------------------------
 
     @property

@@ -19,6 +19,7 @@ from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES
+from equipoise.engine.volume_scores import VolumeScores, volumes_in
 from equipoise.tasks import Task
 
 #: what is kept of single images: classes, probabilities and predicted classes
@@ -66,6 +67,8 @@ class Evaluator:
         self.least = server.setting.config.privacy.limit
         #: probabilities of single images, of the models that are reported
         self.image_scores: list[ImageScores] = []
+        #: numbers of single patients' volumes, likewise
+        self.volume_scores: list[VolumeScores] = []
 
     def deciding_view(self) -> str:
         """Whose validation score selects the round: personal models where there are any."""
@@ -144,6 +147,7 @@ class Evaluator:
     def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
         found = yield from self.engine.evaluate(self.server.message(), requests, number)
         self.image_scores += _image_scores(number, found)
+        self.volume_scores += volumes_in(number, found)
         return [*self._scores(found)]
 
     def _scores(self, answers: Sequence[tuple[Request, Outcome]], images: bool = False) -> Iterator[Score]:

@@ -46,6 +46,7 @@ from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.private import CERTIFICATE, certificate, check_private
 from equipoise.engine.selection import Selection
 from equipoise.engine.summing import ALL_SITES
+from equipoise.engine.volume_scores import VOLUMES, write_volume_scores
 
 ATTEMPTS = 3
 Turns = Generator[None, None, None]
@@ -403,6 +404,7 @@ class Run:
         if rule == "mean_last":
             images = self.evaluator.averaged_images(self.config.evaluation.reportable(present), selection.kept)
         write_image_scores(self.folder / FILE, images, self.federation)
+        write_volume_scores(self.folder / VOLUMES, self.evaluator.volume_scores, self.federation)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.log.write(event, **fields)

@@ -27,7 +27,7 @@ LONGEST_NAME = 120
 OURS = {"events.jsonl", "config.toml", ".lock", "consortium.json", "pilot", "study.json"}
 
 #: what a run writes into its folder
-RUN_FILES = ("events.jsonl", "config.toml", "checkpoints", "sites", "models", "predictions.npz")
+RUN_FILES = ("events.jsonl", "config.toml", "checkpoints", "sites", "models", "predictions.npz", "volumes.npz")
 
 #: what files that hold something else than they should show themselves by
 DAMAGE: tuple[type[Exception], ...] = (

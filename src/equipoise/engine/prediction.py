@@ -34,6 +34,8 @@ from equipoise.tasks import get_task
 class Predictor(nn.Module):
     """A run's selected model as one module: pixels, uint8 (n, channels, size, size), to probabilities (n, classes).
 
+    Of a model for segmentation, probabilities are (n, classes, size, size).
+
     Its submodules are the client's, without those that take no part in a prediction (generators, other models).
 
     Args:
@@ -47,6 +49,7 @@ class Predictor(nn.Module):
         self.size: int = start["image_size"]
         self.channels: int = start["channels"]
         self.config, self.view = client.setting.config, view
+        self.task = client.setting.task
         self._client = client
         self.encoder, augment = encoder_of(client.setting.config, self.channels)
         self._augmentation = build_augmentation(augment, self.size, self.channels)
@@ -61,12 +64,19 @@ class Predictor(nn.Module):
         return [module for module in dict.fromkeys(modules) if not called.isdisjoint(module.modules())]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Probabilities (n, classes) of pixels (n, channels, size, size)."""
+        """Probabilities (n, classes, ...) of pixels (n, channels, size, size)."""
         return self.logits(pixels).softmax(1)
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Logits (n, classes) of pixels (n, channels, size, size)."""
-        images = self._augmentation.plain(pixels, None)
+        """Logits (n, classes, ...) of pixels (n, channels, size, size)."""
+        return self.logits_of(self._augmentation.plain(pixels, None))
+
+    def prepared(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Images as the net takes them, and the targets that belong to them."""
+        return self.task.augmented(self._augmentation.plain, pixels, targets, None)
+
+    def logits_of(self, images: Tensor) -> Tensor:
+        """Logits (n, classes, ...) of prepared images."""
         return self._client.predict(self.view, Batch(image=images if self.encoder is None else self.encoder(images)))
 
 
@@ -114,7 +124,14 @@ def probabilities_of(predictor: Predictor, pixels: Tensor) -> Tensor:
 def predict_images(run: Path, images: Sequence[Path], site: str | None = None) -> tuple[tuple[str, ...], Tensor]:
     """Class names and probabilities (n, C) of a run's selected global model, or of a site's personal one."""
     predictor = load_predictor(run, site)
+    refuse_masks(predictor, "give --out FOLDER")
     return predictor.classes, probabilities_of(predictor, pixels_of(predictor, images)[0])
+
+
+def refuse_masks(predictor: Predictor, remedy: str) -> None:
+    """Refuse a model for segmentation where images are to be classified."""
+    if predictor.task.dense:
+        raise UserError(f"{predictor.config.run_name} predicts a mask for each image, and no class; {remedy}")
 
 
 def pixels_of(predictor: Predictor, images: Any) -> tuple[Tensor, list[Any]]:

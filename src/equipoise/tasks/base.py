@@ -37,6 +37,8 @@ class Task:
     metrics: ClassVar[tuple[Metric, ...]]
     #: what sites tell of the images that they measure a model on
     discloses: ClassVar[str]
+    #: what a model gives for n images, in words
+    gives: ClassVar[str]
     #: the nets where a config names none: for small images, and for larger ones
     nets: ClassVar[tuple[str, str]]
 

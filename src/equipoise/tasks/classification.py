@@ -31,6 +31,7 @@ class Classification(Task):
     lacks: ClassVar[Mapping[str, str]] = {"masks": "classification does not have"}
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     discloses: ClassVar[str] = "confusion matrix, calibration bins, loss and per-class AUC of local images"
+    gives: ClassVar[str] = "probabilities (n, classes)"
     nets: ClassVar[tuple[str, str]] = "small-cnn", "resnet18"
 
     def targets(self, split: Split, positions: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class Segmentation(Task):
         "confusion matrix of pixels, loss, numbers of images and patients, and sums over patients of Dice, IoU and "
         "surface distances"
     )
+    gives: ClassVar[str] = "probabilities (n, classes, height, width): the chances of each pixel"
     nets: ClassVar[tuple[str, str]] = "small-unet", "deeplab-resnet18"
 
     def targets(self, split: Split, positions: Tensor) -> Tensor:
