@@ -14,6 +14,7 @@ from equipoise.contract.config import Table, parse_toml, validated
 from equipoise.core.definitions import modules_in
 from equipoise.core.errors import UserError
 from equipoise.core.outside import is_outside
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 
 #: the metrics of a study that names none
@@ -21,7 +22,7 @@ STUDY_METRICS = tuple(m.name for m in sorted(METRICS, key=lambda metric: metric.
 if TYPE_CHECKING:
     StudyMetric = str
 else:
-    StudyMetric = Literal[STUDY_METRICS]
+    StudyMetric = Literal[(*STUDY_METRICS, *(metric.name for metric in MASK_METRICS if metric.in_tables))]
 
 
 def check_name(name: str) -> str:
