@@ -499,6 +499,20 @@ def test_a_damaged_journal_is_asked_for_again(tmp_path):
     assert_like_local(tmp_path, hospitals, hospitals.run(resume=True), "fediic")
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+def test_a_site_whose_committed_state_is_damaged_ends_the_run_by_name(tmp_path, damage):
+    class Damages(Postbox):
+        def carry(self, site, parcel):
+            if site == "site 1" and parcel.header["round"] == 2 and parcel.header["action"] == "train":
+                for path in hospitals.records(site).glob("*/states/*.safetensors"):
+                    damage(path)
+            return super().carry(site, parcel)
+
+    hospitals = Hospitals(tmp_path, "scaffold", post=Damages)
+    with pytest.raises(UserError, match=r"site 1 cannot go on: .* every further round would leave site 1"):
+        hospitals.run()
+
+
 def test_a_site_whose_data_has_changed_since_the_run_began_refuses(tmp_path):
     class Swaps(Postbox):
         def carry(self, site, parcel):

@@ -22,6 +22,7 @@ from equipoise.cli.screen import ExampleGroup, console
 from equipoise.cli.starting import init
 from equipoise.cli.study import study
 from equipoise.core.errors import UserError, first_line, is_memory, is_users
+from equipoise.core.termination import Terminated, end_orderly_on_termination
 from equipoise.core.version import __version__
 
 app = typer.Typer(
@@ -72,9 +73,13 @@ def _root(
     """
 
 
+GO_ON = "a run goes on after its last complete round with `--resume`, a study by the same command"
+
+
 def main() -> None:
     """Run the command line; exit code 2 is the user's mistake, 1 is ours."""
     errors = Console(stderr=True)
+    end_orderly_on_termination()
     try:
         status = app(standalone_mode=False) or 0
         if status == INTERRUPTED:  # typer has caught the interrupt
@@ -84,10 +89,11 @@ def main() -> None:
         problem.show()
         sys.exit(problem.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        errors.print(
-            "stopped; a run goes on after its last complete round with `--resume`, a study by the same command"
-        )
+        errors.print(f"stopped; {GO_ON}")
         sys.exit(INTERRUPTED)
+    except Terminated as stop:
+        errors.print(f"stopped by SIGTERM, as `kill`, a service manager or a shutdown sends it; {GO_ON}")
+        sys.exit(stop.code)
     except UserError as problem:
         errors.print(f"[red]error:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
         sys.exit(2)

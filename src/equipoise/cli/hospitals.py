@@ -34,9 +34,7 @@ def _prepare() -> None:
     except ImportError:
         raise UserError(f"this command needs Flower: {install('flower')}") from None
     from equipoise.hospitals.processes import spare_loopback_the_proxy
-    from equipoise.hospitals.stops import end_orderly_on_termination
 
-    end_orderly_on_termination()
     spare_loopback_the_proxy()
     os.umask(0o077)
 

@@ -26,12 +26,26 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
         yield draft
         if durable:
             # Opened anew: a library may have put another file under the draft's name.
-            with draft.open("rb+") as written:
-                os.fsync(written.fileno())
+            settle(draft)
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def settle(path: Path) -> None:
+    """Wait until a file lies on the disk; of a folder, until the names in it do. Windows settles no folders."""
+    if path.is_dir():
+        if os.name == "nt":
+            return
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        return
+    with path.open("rb+") as written:
+        os.fsync(written.fileno())
 
 
 def write_text(path: Path, text: str) -> None:

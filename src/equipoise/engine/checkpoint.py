@@ -15,7 +15,7 @@ import numpy as np
 
 from equipoise.contract.protocol import Payload, Value
 from equipoise.core.errors import UserError
-from equipoise.core.storage import write_text
+from equipoise.core.storage import settle, write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import DAMAGE, damage_named, read_payload, write_payload
 
@@ -36,12 +36,37 @@ class Manifest:
     sites: dict[str, str] = field(default_factory=dict)
     selection: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    log: str = ""
+    """Checksum of these bytes of events.jsonl; older versions wrote none."""
 
     @property
     def selected(self) -> set[int]:
         """The rounds that stood chosen, for the federation or for single sites."""
         choices = [self.selection, *self.selection.get("sites", {}).values()]
         return {choice["round"] for choice in choices if "round" in choice}
+
+
+def _written(manifest: Manifest) -> str:
+    """A manifest as text, with its checksum."""
+    content = asdict(manifest)
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1)
+
+
+def _read(text: bytes) -> Manifest:
+    """The inverse of `_written`; older versions wrote no checksum.
+
+    Raises:
+        ValueError: where the text is damaged; or TypeError
+    """
+    content = json.loads(text)
+    checksum = content.pop("checksum", "")
+    if (checksum or "log" in content) and checksum != _checksum(content):
+        raise ValueError("its manifest does not hold what was written")
+    return Manifest(**content)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fingerprint(federation: Federation, parts: Collection[str] | None = None) -> str:
@@ -83,18 +108,20 @@ class Checkpoints:
         final = self._path(manifest.round)
         temporary = final.with_name(final.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        write_payload(temporary / "server.safetensors", server)
-        write_payload(temporary / "scores.safetensors", scores)
-        write_text(temporary / "manifest.json", json.dumps(asdict(manifest), indent=1))
+        write_payload(temporary / "server.safetensors", server, durable=True)
+        write_payload(temporary / "scores.safetensors", scores, durable=True)
+        write_text(temporary / "manifest.json", _written(manifest))
+        settle(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
+        settle(self.folder)
 
     def relabel(self, digest: str) -> None:
         """Make all checkpoints those of another config, which the same run goes on with."""
         for round_number in self.rounds():
             manifest = self.manifest(round_number)
             manifest.digest = digest
-            write_text(self._path(round_number) / "manifest.json", json.dumps(asdict(manifest), indent=1))
+            write_text(self._path(round_number) / "manifest.json", _written(manifest))
 
     def damage_named(self) -> AbstractContextManager[None]:
         """Says that a checkpoint is damaged, and what to do, where what it holds cannot be used."""
@@ -102,7 +129,7 @@ class Checkpoints:
 
     def manifest(self, round_number: int) -> Manifest:
         """A checkpoint's manifest."""
-        found = Manifest(**json.loads((self._path(round_number) / "manifest.json").read_bytes()))
+        found = _read((self._path(round_number) / "manifest.json").read_bytes())
         numbers, tables = (found.round, found.events), (found.sites, found.selection)
         if not all(isinstance(n, int) and n >= 0 for n in numbers) or not all(isinstance(t, dict) for t in tables):
             raise ValueError("its manifest makes no sense")

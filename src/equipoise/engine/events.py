@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from equipoise.core.errors import UserError
 class EventLog:
     """Appends events to a file; a resumed run cuts the file back to its last complete round."""
 
-    def __init__(self, path: Path, size: int | None = None):
+    def __init__(self, path: Path, size: int | None = None, checksum: str = ""):
+        self._sum = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         if size is None:
             path.unlink(missing_ok=True)
@@ -25,16 +27,32 @@ class EventLog:
             )
         else:
             os.truncate(path, size)
+            self._sum = zlib.crc32(path.read_bytes())
+            if checksum and checksum != self.checksum():
+                raise UserError(
+                    f"{path} is damaged: it does not hold what the run wrote. Put a copy in its place, or start the "
+                    "run anew elsewhere"
+                )
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        self._file.write(json.dumps(_finite({"event": event, **fields}), ensure_ascii=False) + "\n")
+        line = json.dumps(_finite({"event": event, **fields}), ensure_ascii=False) + "\n"
+        self._file.write(line)
         self._file.flush()
+        self._sum = zlib.crc32(line.encode(), self._sum)
 
     def size(self) -> int:
         """Bytes written so far."""
         return os.fstat(self._file.fileno()).st_size
+
+    def checksum(self) -> str:
+        """A number that changes with any damaged byte of what was written so far."""
+        return f"{self._sum:08x}"
+
+    def settle(self) -> None:
+        """Wait until the log lies on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

@@ -122,7 +122,8 @@ class Run:
                 if latest:
                     self._go_back_to(latest)
                 began = time.perf_counter() - (latest.seconds if latest else 0.0)
-                with closing(EventLog(self._log_path, latest.events if latest else None)) as self.log:
+                kept = (latest.events, latest.log) if latest else ()
+                with closing(EventLog(self._log_path, *kept)) as self.log:
                     if latest:
                         self._go_on(latest)
                     else:
@@ -131,7 +132,7 @@ class Run:
                         yield from self._round(number)
                         self._checkpoint(number, time.perf_counter() - began)
                     yield from self._finish()
-                    self._tell("end", seconds=time.perf_counter() - began)
+                    self._tell("end", seconds=time.perf_counter() - began, checksum=self.log.checksum())
 
     # ---- beginning ---------------------------------------------------------------------------------
 
@@ -367,6 +368,7 @@ class Run:
         anyway = self.after_round(number)
         if not anyway and number % settings.every and number not in {self.config.train.rounds, *self.selection.rounds}:
             return
+        self.log.settle()
         manifest = Manifest(
             round=number,
             digest=self.config.digest(),
@@ -375,6 +377,7 @@ class Run:
             sites=self.engine.states.flush(),
             selection=self.selection.record(),
             seconds=seconds,
+            log=self.log.checksum(),
         )
         self.checkpoints.save(manifest, self.server.state.snapshot(), pack_scores(self.selection.kept))
         self.engine.states.collect(retained.sites for retained in self.checkpoints.retain(settings.keep))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import re
@@ -32,6 +33,7 @@ RUN_FILES = ("events.jsonl", "config.toml", "checkpoints", "sites", "models", "p
 #: what files that hold something else than they should show themselves by
 DAMAGE: tuple[type[Exception], ...] = (
     FileNotFoundError,
+    IsADirectoryError,
     KeyError,
     ValueError,
     TypeError,
@@ -79,8 +81,13 @@ def claimed_folder(folder: Path, wait: bool = False) -> Iterator[None]:
         yield
 
 
-def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
-    """Write a payload whole or not at all."""
+def write_payload(path: Path, payload: Mapping[str, Value], durable: bool = False) -> None:
+    """Write a payload whole or not at all; equal payloads give equal files.
+
+    Args:
+        durable: wait until it lies on the disk. To wait with every payload would cost each round; what a power cut
+            spoils is found on reading.
+    """
     tensors, plain = flatten(payload)
     # Tensors that share memory, or lie strided, are refused by the format.
     packed = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
@@ -92,9 +99,9 @@ def write_payload(path: Path, payload: Mapping[str, Value]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = json.dumps(plain)
     try:
-        # To wait for the disk with every payload would cost each round; what a power cut spoils is found on reading.
-        with replacing(path, durable=False) as draft:
-            save_file(packed, draft, metadata={"plain": facts, "checksum": _checksum(packed, facts)})
+        with replacing(path, durable) as draft:
+            # One entry: the format writes several in any order.
+            save_file(packed, draft, metadata={"payload": json.dumps([_checksum(packed, facts), facts])})
     except SafetensorError as problem:  # a full disk, above all
         number = re.search(r"os error (\d+)", str(problem))
         raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
@@ -118,12 +125,23 @@ def read_payload(path: Path) -> Payload:
     Raises:
         ValueError: for a file that does not hold what was written
     """
+    if path.is_dir():  # which the format calls a missing device
+        raise IsADirectoryError(errno.EISDIR, "a folder lies in place of the file", str(path))
     with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
+        checksum, plain = _facts(file)
         tensors = {name: _read(file, name) for name in file.keys()}  # noqa: SIM118
-    if "checksum" in facts and facts["checksum"] != _checksum(tensors, facts["plain"]):
+    if checksum and checksum != _checksum(tensors, plain):
         raise ValueError(f"{path.name} does not hold what was written")
-    return unflatten(tensors, json.loads(facts["plain"]))
+    return unflatten(tensors, json.loads(plain))
+
+
+def _facts(file: Any) -> tuple[str, str]:
+    """The checksum and the plain values of an open file; older versions wrote two entries."""
+    facts = file.metadata()
+    if "payload" not in facts:
+        return facts.get("checksum", ""), facts["plain"]
+    checksum, plain = json.loads(facts["payload"])
+    return checksum, plain
 
 
 def _checksum(tensors: Mapping[str, Tensor], plain: str) -> str:
@@ -166,7 +184,7 @@ class SpilledPayload(Mapping[str, Any]):
     def __init__(self, path: Path):
         self.path = path
         with safe_open(path, framework="pt") as file:
-            self._plain = json.loads(file.metadata()["plain"])
+            self._plain = json.loads(_facts(file)[1])
             names = list(file.keys())
         self._groups: dict[str, list[str]] = {
             name: [] for name, value in self._plain.items() if isinstance(value, dict)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from equipoise.contract.protocol import Tensors
-from equipoise.engine.payload_files import read_payload, safe_name, write_payload
+from equipoise.core.storage import settle
+from equipoise.engine.payload_files import damage_named, read_payload, safe_name, write_payload
 
 MEMORY_BUDGET = 1 << 29
 #: the entry of a state file that holds what a site keeps
@@ -71,6 +72,7 @@ class SiteStates(Versions):
         self.budget = budget
         self._memory: dict[tuple[str, str], Tensors] = {}
         self._bytes = 0
+        self._settled: set[tuple[str, str]] = set()
 
     def path(self, site: str, version: str) -> Path:
         """Where a version lies on disk."""
@@ -83,7 +85,9 @@ class SiteStates(Versions):
             return None
         if (site, version) in self._memory:
             return self._memory[site, version]
-        return read_state(self.path(site, version))
+        path = self.path(site, version)
+        with damage_named(f"the state of {site} in {path}", "--resume goes on from the last checkpoint that is sound"):
+            return read_state(path)
 
     def put(self, site: str, version: str, state: Tensors) -> None:
         """A site's next state, pending until the round is committed."""
@@ -98,9 +102,14 @@ class SiteStates(Versions):
     def flush(self) -> dict[str, str]:
         """Put every committed version on disk; gives {site: version} for the manifest."""
         for site, version in self.committed.items():
-            state = self._memory.get((site, version))
-            if state is not None and not self.path(site, version).exists():
-                write_state(self.path(site, version), state)
+            if (site, version) in self._settled:
+                continue
+            path, state = self.path(site, version), self._memory.get((site, version))
+            if state is not None and not path.exists():
+                write_state(path, state, durable=True)
+            elif path.exists():  # else it is found missing on reading
+                settle(path)
+            self._settled.add((site, version))
         return super().flush()
 
     def check(self, manifest: Mapping[str, str]) -> None:
@@ -116,6 +125,7 @@ class SiteStates(Versions):
     def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
         """Delete versions that neither a retained checkpoint nor the present state refers to."""
         present = set(self.committed.items()) | set(self.pending.items())
+        self._settled &= present
         for key in self._memory.keys() - present:
             self._forget(key)
         retained = {(site, version) for manifest in manifests for site, version in manifest.items()}
@@ -135,9 +145,9 @@ class SiteStates(Versions):
             self.path(site, version).unlink(missing_ok=True)
 
 
-def write_state(path: Path, state: Tensors) -> None:
+def write_state(path: Path, state: Tensors, durable: bool = False) -> None:
     """A site's kept tensors as one file."""
-    write_payload(path, {KEPT: state})
+    write_payload(path, {KEPT: state}, durable)
 
 
 def read_state(path: Path) -> Tensors:

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat
 from equipoise.contract.config import Table
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure
+from equipoise.core.errors import UserError
 from equipoise.engine.base import Outcomes
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
@@ -215,6 +216,12 @@ class Hospitals:
         request = message.request
         try:
             header = reply.header
+            if header.get("lost") is True:
+                raise UserError(
+                    f"{host} cannot go on: {words_of(header.get('error'))}. Without it every further round would leave "
+                    f"{host} out. Put its folder back from a copy there and repeat the command with --resume, or start "
+                    "a new run"
+                )
             if "error" in header:
                 raise (Diverged if header.get("diverged") is True else SiteFailure)(words_of(header["error"]))
             payload, _ = open_parcel(reply)

@@ -62,6 +62,10 @@ class Refused(Exception):
     """A message that this site does not obey; the text goes back to the server."""
 
 
+class StateLost(Refused):
+    """The site cannot go on from what it keeps, in this round and in every further one."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """A method set up for one config."""
@@ -117,6 +121,9 @@ class Office:
         except Diverged as problem:
             log.warning("not kept: %s", problem)
             return _reply(error=str(problem), diverged=True)
+        except StateLost as problem:
+            log.error("cannot go on: %s", problem)
+            return _reply(error=str(problem), lost=True)
         except (Refused, SiteFailure, UnreadableParcel) as problem:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))
@@ -228,7 +235,7 @@ class Office:
         if version:
             records.tidy(header)
             if outcome.kept is not None:
-                write_state(records.state_path(version), outcome.kept)
+                write_state(records.state_path(version), outcome.kept, durable=True)
         outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
         reply = _outcome_parcel(outcome, header, kept=bool(version) and outcome.kept is not None)
         if version:
@@ -278,9 +285,9 @@ class Records:
         try:
             return read_state(self.state_path(version))
         except FileNotFoundError:
-            raise Refused(f"the state {version} that this message starts from is not on this site's disk") from None
+            raise StateLost(f"the state {version} that this message starts from is not on this site's disk") from None
         except DAMAGE:
-            raise Refused(f"the state {version} on this site's disk is damaged") from None
+            raise StateLost(f"the state {version} on this site's disk is damaged") from None
 
     def reply(self, header: Mapping[str, Any]) -> Parcel | None:
         """The stored reply to this very message, if it and the state that goes with it are here, undamaged."""

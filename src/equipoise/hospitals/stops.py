@@ -7,24 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: the exit status of a process that a signal ended is this, and the signal's number
-SIGNALLED = 128
-
-
-class Terminated(SystemExit):
-    """SIGTERM came; it unwinds our blocks, so that the processes they hold are ended too."""
-
-    def __init__(self) -> None:
-        super().__init__(SIGNALLED + signal.SIGTERM)
-
-
-def end_orderly_on_termination() -> None:
-    """Turn SIGTERM into an exception."""
-
-    def terminate(*_: object) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
+from equipoise.core.termination import SIGNALLED, Terminated
 
 
 @contextmanager
@@ -37,4 +20,4 @@ def stops_told(say: Callable[[str], None], remedy: str) -> Iterator[None]:
         sys.exit(SIGNALLED + signal.SIGINT)
     except Terminated:
         say(f"stopped by SIGTERM, as `kill`, a service manager or a shutdown sends it; {remedy}")
-        raise
+        sys.exit(SIGNALLED + signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,6 +152,14 @@ def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=columns).fillna({"site": ""}).astype(kinds)
 
 
+def _as_written(source: Path, size: int, checksum: object) -> bool:
+    """Whether the first bytes of a log are those that its run wrote; older versions wrote no checksum."""
+    if checksum is None:
+        return True
+    with source.open("rb") as file:
+        return f"{zlib.crc32(file.read(size)):08x}" == checksum
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a run that is not finished, or was cut off in a line, is read as far as it goes."""
     path = Path(path)
@@ -159,6 +168,7 @@ def read_run(path: Path) -> RunRecord:
         raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
     found: dict[str, dict[Any, Any]] = {kind: {} for kind in KINDS}
     told: dict[str, list[Any]] = {"warning": [], "resumed": [], "end": [], "cut": []}
+    ended = 0
     for number, offset, event in _events(source, told["cut"]):
         kind = str(event.get("event"))
         if kind in KINDS:
@@ -167,6 +177,7 @@ def read_run(path: Path) -> RunRecord:
             found[kind][_identity(line, offset)] = (offset, line)
         elif kind in told:
             told[kind].append(event)
+            ended = offset if kind == "end" else ended
             told["end"] = [] if kind == "resumed" else told["end"]
     if not found["start"]:
         raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
@@ -175,6 +186,10 @@ def read_run(path: Path) -> RunRecord:
     start = _with_config(next(iter(found["start"].values()))[1], file, config_text)
     scored = sorted(found["evaluation"].values(), key=lambda pair: pair[1].round)
     warnings = [str(event.get("text", "")) for event in told["warning"]]
+    if told["end"] and not _as_written(source, ended, told["end"][-1].get("checksum")):
+        warnings.append(
+            f"{source.name} does not hold what the run wrote, so numbers here may be wrong: take it from a copy"
+        )
     return RunRecord(
         folder=path,
         config_text=config_text,
