@@ -177,6 +177,9 @@ class ClosedHead(Component, ClosedFormOptions):
     def holds(self) -> AbstractSet[str]:
         return {"predict"} if self.common else set()
 
+    def lacks(self) -> AbstractSet[str]:
+        return {"head predicts"} if self.common else set()
+
     def needs(self) -> AbstractSet[str]:
         always = {"plain forward", "plain features", "pooled features", "sites", "fixed personal models"}
         return always | ({"model", "one model", "net trains"} if self.sums == "common" else set())
