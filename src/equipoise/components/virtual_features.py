@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from equipoise.closed_form import packed, unpacked
+from equipoise.closed_form import LEAST_VARIANCE, packed, unpacked
 from equipoise.components._closed_form import total_of
 from equipoise.components._gradient_matching import with_constant
 from equipoise.components._merging import shuffled_batches
@@ -28,11 +28,15 @@ from equipoise.losses import membership
 
 
 def gaussian_of(number: float, total: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (D,) and a root R (D, D) of the covariance R R^T of some features: over n - 1, as in the paper's Eq. 5."""
+    """Mean (D,) and the symmetric root R (D, D) of the covariance R R of some features: over n - 1, as in the paper.
+
+    The root changes as little as the covariance does. Directions without variance are left out.
+    """
     mean = total / number
     covariance = (gram - number * torch.outer(mean, mean)) / max(number - 1, 1)
     variances, directions = torch.linalg.eigh(covariance)
-    return mean, directions * variances.clamp(min=0).sqrt()
+    variances = torch.where(variances > LEAST_VARIANCE * variances[-1].clamp(min=0), variances, 0.0)
+    return mean, (directions * variances.sqrt()) @ directions.T
 
 
 def calibrated(
