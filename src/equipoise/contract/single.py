@@ -8,6 +8,7 @@ from equipoise.contract.component import Component, Options, Sheet
 from equipoise.contract.config import Config
 from equipoise.contract.summed import summing_of
 from equipoise.core.errors import UserError
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 
 REMEDY = "leave it out, or set privacy.secure_sums = false"
@@ -26,7 +27,7 @@ def check_sums(config: Config, sheet: Sheet, options: Options, components: Seque
             "privacy.secure_sums hides each site's scores, which evaluation.select = 'site' chooses by; "
             "set evaluation.select = 'federation'"
         )
-    addable = [metric.name for metric in METRICS if metric.chooses and metric.needs != "auc"]
+    addable = [metric.name for metric in (*METRICS, *MASK_METRICS) if metric.chooses and metric.needs != "auc"]
     if config.evaluation.metric not in addable:
         raise UserError(
             f"evaluation.metric = '{config.evaluation.metric}' does not follow from sums over sites, and "

@@ -68,7 +68,7 @@ class Summer:
                 place, _, name = column.name.removeprefix(MEASURED).rpartition("/")
                 value = column.value(sums[column.name])
                 assert isinstance(value, Tensor)
-                unknown = {alone: torch.full_like(self.zeros[alone], -1) for alone in ALONE}
+                unknown = {alone: torch.full_like(self.zeros[alone], -1) for alone in ALONE & self.zeros.keys()}
                 measures.setdefault(place, unknown)[name] = value
         if action == EVALUATE:
             return {}, measures

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from equipoise.data.splits import PARTS
 from equipoise.data.store import Store, Task
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.hospitals.parcels import digest_of
+from equipoise.tasks import get_task
 
 #: a site that says it has more images than this, over all parts and places, is not believed
 MOST_IMAGES = 10_000_000
@@ -49,6 +50,7 @@ class Description(Table):
     cohorts: dict[ShortText, Counts] = Field(max_length=MOST_PLACES)
     warnings: list[ShortText] = Field(max_length=MOST_WARNINGS)
     fingerprint: ShortText
+    task: Literal["classification", "segmentation"] = "classification"
 
     @model_validator(mode="after")
     def _counts_fit(self) -> Self:
@@ -56,14 +58,27 @@ class Description(Table):
         for counts in (self.counts, *self.common.values(), *self.cohorts.values()):
             for part, numbers in counts.items():
                 told += sum(numbers)
-                if part not in PARTS or len(numbers) != len(self.classes) or told > MOST_IMAGES:
+                most = MOST_IMAGES * pixels_of(self.task, self.image_size)
+                if part not in PARTS or len(numbers) != len(self.classes) or told > most:
                     raise ValueError(f"the numbers of images in '{part[:LONGEST_TEXT]}' cannot be right")
         return self
 
 
 def read_description(site: str, raw: Any) -> dict[str, Any]:
     """What a site said of its data, as a table that can be relied on."""
-    return validated(Description, raw, f"what {site} says of its data").model_dump()
+    # The task is left out where it is the usual one: the digests of descriptions of before stay as they are.
+    return validated(Description, raw, f"what {site} says of its data").model_dump(exclude_defaults=True)
+
+
+def pixels_of(task: str, image_size: int) -> int:
+    """What an image adds to the numbers of classes: 1, or its pixels where each has a class."""
+    return image_size**2 if get_task(task).dense else 1
+
+
+def _of(description: Mapping[str, Any]) -> tuple[str, int]:
+    """The task of a description, and what an image adds to its numbers."""
+    task = description.get("task", "classification")
+    return task, pixels_of(task, description["image_size"])
 
 
 class ElsewhereStore(Store):
@@ -80,26 +95,34 @@ class ElsewhereStore(Store):
 
 
 class ElsewhereSplit(Split):
-    """So many images of each class, in the order of the classes; whatever a site says, it takes no memory."""
+    """So many images of each class, in the order of the classes; whatever a site says, it takes no memory.
 
-    def __init__(self, counts: Sequence[int]):
+    Args:
+        pixels: what an image adds to the counts; more than 1 where each pixel has a class
+    """
+
+    def __init__(self, counts: Sequence[int], pixels: int = 1):
         object.__setattr__(self, "store", ElsewhereStore())
         object.__setattr__(self, "counts", np.asarray(counts, dtype=np.int64))
+        object.__setattr__(self, "pixels", pixels)
 
     counts: np.ndarray
+    pixels: int
 
     @property
     def task(self) -> Task:
-        """Hospitals learn to classify."""
-        return "classification"
+        """What is learned of the images."""
+        return "segmentation" if self.pixels > 1 else "classification"
 
     def __len__(self) -> int:
-        return int(self.counts.sum())
+        return int(self.counts.sum()) // self.pixels
 
     def __getattr__(self, name: str) -> Any:
         if name == "rows":
             return np.arange(len(self))
         if name == "labels":
+            if self.pixels > 1:
+                return np.zeros(len(self), dtype=np.int64)
             return np.repeat(np.arange(len(self.counts)), self.counts)
         raise AttributeError(name)
 
@@ -144,6 +167,7 @@ def describe(name: str, federation: Federation, least: int = 0) -> dict[str, Any
             if not _of_few(text, least)
         ],
         "fingerprint": fingerprint(replace(federation, sites=(own[name],))),
+        **({} if federation.task == "classification" else {"task": federation.task}),
     }
 
 
@@ -160,7 +184,12 @@ def _of_few(text: str, least: int) -> bool:
 def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> Federation:
     """The federation that some descriptions make, in their order; sites must agree on classes and image size."""
     first = descriptions[0]
+    task, pixels = _of(first)
     for other in descriptions[1:]:
+        if _of(other)[0] != task:
+            raise UserError(
+                f"{first['site']} has data for {task} and {other['site']} for {_of(other)[0]}; leave one of them out"
+            )
         for key in ("classes", "image_size", "channels"):
             if other[key] != first[key]:
                 raise UserError(
@@ -171,11 +200,12 @@ def agreed_federation(name: str, descriptions: Sequence[Mapping[str, Any]]) -> F
     federation = Federation(
         name=name,
         classes=tuple(first["classes"]),
-        sites=tuple(_site(d["site"], d["counts"]) for d in descriptions),
+        sites=tuple(_site(d["site"], d["counts"], pixels) for d in descriptions),
         image_size=int(first["image_size"]),
         channels=int(first["channels"]),
-        common=next((_site(place, counts) for place, counts in common.items()), None),
-        cohorts=tuple(_site(place, counts) for place, counts in cohorts.items()),
+        common=next((_site(place, counts, pixels) for place, counts in common.items()), None),
+        task=task,  # type: ignore[arg-type]
+        cohorts=tuple(_site(place, counts, pixels) for place, counts in cohorts.items()),
     )
     told = (f"{d['site']}: {text}" for d in descriptions for text in d["warnings"])
     return replace(federation, warnings=(*missing_training(federation), *told))
@@ -195,7 +225,7 @@ def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict
 
 def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How many training images each site says it has."""
-    return {d["site"]: sum(d["counts"].get("train", ())) for d in descriptions}
+    return {d["site"]: sum(d["counts"].get("train", ())) // _of(d)[1] for d in descriptions}
 
 
 def digests(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -220,5 +250,5 @@ def described_counts(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Cou
     return found
 
 
-def _site(name: str, counts: Mapping[str, Sequence[int]]) -> Site:
-    return Site(name, {part: ElsewhereSplit(numbers) for part, numbers in counts.items()})
+def _site(name: str, counts: Mapping[str, Sequence[int]], pixels: int) -> Site:
+    return Site(name, {part: ElsewhereSplit(numbers, pixels) for part, numbers in counts.items()})
