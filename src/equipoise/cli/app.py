@@ -21,6 +21,7 @@ from equipoise.cli.data import data_app
 from equipoise.cli.screen import ExampleGroup, console
 from equipoise.cli.starting import init
 from equipoise.cli.study import study
+from equipoise.cli.watch import watch
 from equipoise.core.errors import UserError, first_line, is_memory, is_users
 from equipoise.core.termination import Terminated, end_orderly_on_termination
 from equipoise.core.version import __version__
@@ -38,6 +39,7 @@ app.command()(running.resume)
 app.command()(running.compare)
 app.command()(study)
 app.command()(running.report)
+app.command()(watch)
 app.command()(models.evaluate)
 app.command()(models.predict)
 app.command()(audit)

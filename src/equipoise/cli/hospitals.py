@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +133,7 @@ def site(
     check: Annotated[bool, typer.Option("--check", help="check data, keys and connection, and end")] = False,
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for the server")] = 0.0,
     insecure: Insecure = False,
+    watched: Annotated[bool, typer.Option("--watch", help="also a local page of all messages")] = False,
 ) -> None:
     """Example: equipoise site site.toml
 
@@ -156,8 +160,22 @@ def site(
             check_admission(known)
         _say("its name is checked when a run starts" if insecure else "and lets this site in")
     else:
-        with stops_told(_tell_stop, COME_BACK):
+        with stops_told(_tell_stop, COME_BACK), _watched(known.state) if watched else nullcontext():
             serve(known, insecure, federation)
+
+
+@contextmanager
+def _watched(state: Path) -> Iterator[None]:
+    """A page of the site's messages, in a process of its own: what goes wrong with it does not concern the site."""
+    from equipoise.hospitals.ledger import Ledger
+
+    Ledger(state)
+    page = subprocess.Popen([sys.executable, "-m", "equipoise", "watch", str(state)])
+    try:
+        yield
+    finally:
+        page.terminate()
+        page.wait()
 
 
 def certificates(

@@ -21,6 +21,7 @@ LAYERS = (
     ("hospitals",),
     ("report",),
     ("studies",),
+    ("watch",),
     ("api",),
     ("cli",),
 )

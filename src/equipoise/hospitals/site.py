@@ -20,6 +20,7 @@ from equipoise.hospitals.authority import check_authority
 from equipoise.hospitals.deployment_files import SiteFile, check_security
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.flower_api import serve_tasks
+from equipoise.hospitals.ledger import Ledger
 from equipoise.hospitals.links import Link, known_name
 from equipoise.hospitals.office import Office
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, prepare, seal
@@ -117,13 +118,14 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         settings.least,
     )
     sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
+    ledger = Ledger(settings.state)
     refused_since: float | None = None
     while True:
         port = free_port()
         with start_supernode(settings, insecure, port, secret) as node:
             before = len(node.said())
             link = Link(f"127.0.0.1:{port}", None, secret.read_bytes())
-            serve_tasks(link, _handler(office, sign), lambda node=node: node.running)  # type: ignore[misc]
+            serve_tasks(link, _handler(office, sign, ledger), lambda node=node: node.running)  # type: ignore[misc]
         refusal = _refusal(settings, insecure, node.said()[before:])
         if refusal:
             refused_since = refused_since or time.monotonic()
@@ -148,7 +150,7 @@ def _refusal(settings: SiteFile, insecure: bool, said: str) -> str | None:
     return CONNECTED if REFUSED in said else None
 
 
-def _handler(office: Office, sign: Callable[[Parcel, Parcel], Parcel]) -> Callable[[Message], Message]:
+def _handler(office: Office, sign: Callable[[Parcel, Parcel], Parcel], ledger: Ledger) -> Callable[[Message], Message]:
     def handle(message: Message) -> Message:
         question = Parcel("")
         try:
@@ -156,6 +158,7 @@ def _handler(office: Office, sign: Callable[[Parcel, Parcel], Parcel]) -> Callab
             reply = office.answer(question)
         except UnreadableParcel as problem:
             reply = seal(prepare({}), error=f"the message cannot be read: {problem}")
+        ledger.note(question, reply)
         return Message(to_records(sign(reply, question)), reply_to=message)
 
     return handle

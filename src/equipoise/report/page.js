@@ -132,10 +132,11 @@ const equipoise = (() => {
   const compare = (a, b) => a === undefined ? (b === undefined ? 0 : 1) : b === undefined ? -1
     : typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
 
-  const table = element => {
+  // Gives a function to call after its rows have changed. `grows`: few rows now may be many later.
+  const table = (element, grows = false) => {
     const heads = [...element.tHead.rows[0].cells], bodies = [...element.tBodies];
     const rows = () => bodies.flatMap(body => [...body.rows]).filter(row => !row.classList.contains("group"));
-    if (rows().length < 3) return;
+    if (rows().length < 3 && !grows) return;
     let first = 0, wanted = "";
     const said = make("span", { className: "said" }), filter = make("input", { type: "search" });
     said.setAttribute("aria-live", "polite");
@@ -162,18 +163,29 @@ const equipoise = (() => {
           : head.getAttribute("aria-sort") === "ascending" ? -1 : head.classList.contains("number") ? -1 : 1;
         heads.forEach(each => each.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
-        for (const body of bodies) {
-          const own = [...body.rows].filter(row => !row.classList.contains("group"));
-          const keyed = own.map(row => [value(row.cells[place]), row]);
-          keyed.sort(([a], [b]) => a === undefined || b === undefined ? compare(a, b) : down * compare(a, b));
-          body.append(...keyed.map(([, row]) => row));
-        }
+        sort();
         show();
       };
     });
-    if (rows().length > fewRows)
-      element.parentElement.before(make("div", { className: "tools" }, make("label", {}, "Filter ", filter), said, back, on));
-    show();
+    const sort = () => {
+      const place = heads.findIndex(head => head.hasAttribute("aria-sort"));
+      if (place < 0) return;
+      const down = heads[place].getAttribute("aria-sort") === "ascending" ? 1 : -1;
+      for (const body of bodies) {
+        const own = [...body.rows].filter(row => !row.classList.contains("group"));
+        const keyed = own.map(row => [value(row.cells[place]), row]);
+        keyed.sort(([a], [b]) => a === undefined || b === undefined ? compare(a, b) : down * compare(a, b));
+        body.append(...keyed.map(([, row]) => row));
+      }
+    };
+    const tools = make("div", { className: "tools" }, make("label", {}, "Filter ", filter), said, back, on);
+    const refresh = () => {
+      if (rows().length > fewRows && !tools.isConnected) element.parentElement.before(tools);
+      sort();
+      show();
+    };
+    refresh();
+    return refresh;
   };
 
   // ---- what words mean ----------------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ const equipoise = (() => {
 
   const start = () => {
     document.body.append(tip);
-    document.querySelectorAll("table.data").forEach(table);
+    document.querySelectorAll("table.data").forEach(each => table(each));
     for (const word of document.querySelectorAll("[data-means]")) {
       const holder = word.closest("button") ?? word;
       if (holder === word) word.tabIndex = 0;
