@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipoise.engine.image_scores import COLUMNS, PREDICTION, Predictions
+from equipoise.engine.image_scores import COHORT, COLUMNS, PREDICTION, Predictions
 from equipoise.evidence.recomputed import Scored, scores_of
 from equipoise.report.record import RunRecord
 
@@ -76,7 +76,10 @@ def measured(predictions: Predictions, by: Sequence[str] = (), intervals: Sequen
 def with_intervals(told: pd.DataFrame, predictions: Predictions, metrics: Sequence[str]) -> pd.DataFrame:
     """A run's scores with the bounds of their intervals, where its predictions give any."""
     found = measured(predictions, intervals=metrics)
-    found["site"] = found["site"].where(found["scope"] == "site", "")
+    of_cohort = found["split"] == COHORT
+    found = found[~of_cohort | (found["scope"] == "site")].copy()
+    found.loc[of_cohort, ["scope", "split"]] = COHORT, "test"
+    found["site"] = found["place"].where(found["scope"] == COHORT, found["site"].where(found["scope"] == "site", ""))
     bounds = [f"{end}({metric})" for metric in metrics for end in ("low", "high")]
     keys = ["view", "scope", "site", "split"]
     known = told.assign(site=told["site"].fillna("") if "site" in told else "", split=told.get("split", "test"))

@@ -84,5 +84,5 @@ def _shown(table: StudyTable, narrow: bool = False) -> Table:
     if narrow:
         cells = cells.map(lambda text: text.replace(" ± ", "\n± "))
     for row, (name, texts) in zip(table.rows, cells.iterrows()):
-        shown.add_row(escape(str(name)), str(len(row.runs)), *texts)
+        shown.add_row(escape(str(name)), str(len(row.seeds)), *texts)
     return shown

@@ -20,7 +20,7 @@ from equipoise.data.soundness import (
     missing_training,
     scarce_classes,
 )
-from equipoise.data.splits import count_leaks, grouped_split, stratified_sample, whole_sites
+from equipoise.data.splits import count_leaks, grouped_folds, grouped_split, stratified_sample, whole_sites
 from equipoise.data.store import Store, StoreIndex
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part
@@ -65,14 +65,20 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     scheme = config.partition or sources.load(config.name).PARTITION
     given = np.array(index.pooled if index.pooled and scheme != "source" else index.splits)
     everything = Images(index.labels, index.rows, np.array(index.sites), np.array(index.groups), given)
-    if config.split == "grouped":
+    if config.split == "grouped" or config.folds:
         everything = replace(everything, groups=joined_groups(index.groups, index.rows, index.equal))
     if config.images is not None:
         everything = everything.where(_drawn(everything, config))
-    unseen = np.isin(everything.sites, index.cohorts)
-    if whole:
+    cohorts = index.cohorts
+    if config.leave_out is not None:
+        everything = _left_out(everything, config, scheme, index.cohorts)
+        cohorts = (*index.cohorts, config.leave_out)
+    unseen = np.isin(everything.sites, cohorts)
+    if whole and config.leave_out is None:
         check_classes(index, index.positions(everything.rows[~unseen]))
     images, warnings = everything.where(~unseen), list[str]()
+    if config.folds and config.split == "sites":
+        raise UserError('data.folds draws folds within sites, but data.split = "sites" keeps sites whole: drop one')
     if config.split == "sites":
         images = _part_sites(images, index.ratios, scheme, config, seed)
     else:
@@ -94,7 +100,7 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         image_size=store.shape[-1],
         channels=store.shape[0],
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
-        cohorts=tuple(_site(name, everything, store, config) for name in index.cohorts),
+        cohorts=tuple(_site(name, everything, store, config) for name in cohorts),
         warnings=(*warnings, *redrawn, *_without_effect(scheme, config), *index.warnings(with_names=whole)),
         config=config,
         task=index.task,
@@ -120,7 +126,10 @@ def _refuse_without_labels(index: StoreIndex, config: DataConfig) -> None:
 
 def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataConfig) -> tuple[Images, list[str]]:
     """Give every image its part: the given split, a grouped one, or one drawn here where nothing is given."""
-    if config.split == "grouped" and (clean != "").all():
+    if config.folds:
+        folds = grouped_folds(_strata(images), images.groups, config.folds, config.split_seed)
+        images = replace(images, parts=np.where(folds == config.fold, "test", "train"))
+    elif config.split == "grouped" and (clean != "").all():
         images = replace(images, parts=clean)
     elif config.split == "grouped" or not (images.parts != "").any():
         images = replace(images, parts=_draw_parts(images, store.index.ratios, config))
@@ -175,6 +184,18 @@ def _strata(images: Images) -> np.ndarray:
     """A number for the site and class of each image (n,)."""
     _, site = np.unique(images.sites, return_inverse=True)
     return np.asarray(site * (images.labels.max() + 1) + images.labels)
+
+
+def _left_out(images: Images, config: DataConfig, scheme: str, cohorts: tuple[str, ...]) -> Images:
+    """The images, those of one site all for testing."""
+    names = [name for name in dict.fromkeys(images.sites.tolist()) if name not in cohorts]
+    if scheme != "source":
+        raise UserError("data.leave_out names a site, but data.partition draws sites anew: drop one")
+    if config.leave_out not in names:
+        raise UserError(f"data.leave_out = {config.leave_out!r}; the sites are {', '.join(names)}")
+    if len(names) < 2:
+        raise UserError(f"data.leave_out = {config.leave_out!r} leaves no site; it is the only one")
+    return replace(images, parts=np.where(images.sites == config.leave_out, "test", images.parts))
 
 
 def _draw_parts(images: Images, ratios: tuple[float, float, float], config: DataConfig) -> np.ndarray:

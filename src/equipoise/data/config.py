@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from equipoise.core.table import LATER, Table
 from equipoise.data.layouts import Layout
@@ -94,6 +94,19 @@ class DataConfig(Table):
         default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"
     )
     split_seed: int = Field(default=0, ge=0, description="for the splits that are drawn here")
+    folds: int | None = Field(
+        default=None,
+        ge=2,
+        le=100,
+        description="cross-validation: folds of groups (lesions, patients), in place of a split",
+        json_schema_extra=LATER,
+    )
+    fold: int = Field(default=0, ge=0, description="the fold that tests, counted from 0", json_schema_extra=LATER)
+    leave_out: str | None = Field(
+        default=None,
+        description="a site that takes no part: it tests the models as an unseen cohort, with all its images",
+        json_schema_extra=LATER,
+    )
 
     partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
         default=None, description="how training images go to sites; default the source's own way"
@@ -121,6 +134,13 @@ class DataConfig(Table):
     )
     limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
     phantom: PhantomConfig = PhantomConfig()
+
+    @model_validator(mode="after")
+    def _fold_is_there(self) -> "DataConfig":
+        if self.fold >= (self.folds or 1):
+            few = f"there are folds 0 to {self.folds - 1}" if self.folds else "data.folds says how many there are"
+            raise ValueError(f"fold = {self.fold}, but {few}")
+        return self
 
     @field_validator("window")
     @classmethod

@@ -28,8 +28,29 @@ def grouped_split(
         the part of each sample, as strings (n,)
     """
     _, stratum = np.unique(np.asarray(strata), return_inverse=True)
-    _, member, sizes = np.unique(np.asarray(groups, dtype=str), return_inverse=True, return_counts=True)
     need = np.array([part_targets(count, ratios) for count in np.bincount(stratum)], dtype=float).T
+    return np.array(PARTS)[_shared_out(stratum, groups, need, seed)]
+
+
+def grouped_folds(strata: np.ndarray, groups: Sequence[str] | np.ndarray, folds: int, seed: int) -> np.ndarray:
+    """Share samples out to folds of about equal size: no group is in two of them, and every stratum keeps its shares.
+
+    Args:
+        strata, groups: (n,) as for `grouped_split`
+
+    Returns:
+        the fold of each sample, from 0 on, (n,)
+    """
+    _, stratum = np.unique(np.asarray(strata), return_inverse=True)
+    counts = np.bincount(stratum)
+    rank = (np.arange(folds)[:, None] + np.arange(len(counts))) % folds  # what is left over goes to folds in turn
+    need = (counts // folds + (rank < counts % folds)).astype(float)
+    return _shared_out(stratum, groups, need, seed)
+
+
+def _shared_out(stratum: np.ndarray, groups: Sequence[str] | np.ndarray, need: np.ndarray, seed: int) -> np.ndarray:
+    """The part (n,) of each sample, where part p needs `need[p, s]` samples of stratum s, and groups stay whole."""
+    _, member, sizes = np.unique(np.asarray(groups, dtype=str), return_inverse=True, return_counts=True)
     scale = np.maximum(need, 1e-9)
     samples = np.split(np.argsort(member, kind="stable"), np.cumsum(sizes)[:-1])
     shuffled = np.random.default_rng(seed).permutation(len(sizes))
@@ -40,7 +61,7 @@ def grouped_split(
         part = int(np.argmax(room))
         need[part, touched] -= counts
         parts[samples[group]] = part
-    return np.array(PARTS)[parts]
+    return parts
 
 
 def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:

@@ -15,12 +15,13 @@ from equipoise.contract.protocol import Payload, Tensors
 from equipoise.core.errors import UserError
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine
-from equipoise.engine.image_scores import ImageScores
+from equipoise.engine.image_scores import COHORT, ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES
 from equipoise.engine.volume_scores import VolumeScores, volumes_in
 from equipoise.tasks import Task
+from equipoise.tasks.classification import Classification
 
 #: what is kept of single images: classes, probabilities and predicted classes
 IMAGES = ("labels", "scores", "predictions")
@@ -69,6 +70,8 @@ class Evaluator:
         self.image_scores: list[ImageScores] = []
         #: numbers of single patients' volumes, likewise
         self.volume_scores: list[VolumeScores] = []
+        #: of sites' personal models at a site that was left out
+        self._joint: dict[str, list[ImageScores]] = {}
 
     def deciding_view(self) -> str:
         """Whose validation score selects the round: personal models where there are any."""
@@ -144,9 +147,11 @@ class Evaluator:
         """Whether a place has images in one of the parts that it may tell of."""
         return any(site.tells(part, len(self.federation.classes), self.least) for part in parts)
 
-    def _measure(self, number: int, requests: Sequence[Request]) -> Generator[None, None, list[Score]]:
+    def _measure(
+        self, number: int, requests: Sequence[Request], known_as: str = ""
+    ) -> Generator[None, None, list[Score]]:
         found = yield from self.engine.evaluate(self.server.message(), requests, number)
-        self.image_scores += _image_scores(number, found)
+        self.image_scores += (replace(one, part=known_as or one.part) for one in _image_scores(number, found))
         self.volume_scores += volumes_in(number, found)
         return [*self._scores(found)]
 
@@ -180,9 +185,9 @@ class Evaluator:
         return [score for score in (yield from self._measure(number, due)) if score.part == "test"]
 
     def averaged_images(self, rounds: Sequence[int], kept: Sequence[Sequence[Score]]) -> list[ImageScores]:
-        """Predictions of the rounds whose test scores are averaged, and for validation images of the last one."""
-        valid = [found for found in self.image_scores if found.part == "valid"]
-        return valid + [
+        """Predictions of the rounds whose test scores are averaged, and of the last one for other images."""
+        others = [found for found in self.image_scores if found.part != "test"]
+        return others + [
             ImageScores(number, score.view, score.site, score.place, score.part, *_of_images(score.images))
             for number, scores in zip(rounds, kept)
             for score in scores
@@ -229,18 +234,47 @@ class Evaluator:
         return {"worst_site": worst, "worst_site_value": values[worst], "spread": float(np.std(list(values.values())))}
 
     def cohorts(self, number: int, reports: Reports) -> Generator[None, None, list[dict[str, Any]]]:
-        """Results on unseen cohorts: of the global model, and of the first site's personal one (PRR's Table X)."""
+        """Results on unseen cohorts: of the global model, and of personal ones.
+
+        At a cohort that the data set knows, the first site's personal model predicts (PRR's Table X). At a site that
+        was left out, which could take any, the mean of all sites' personal predictions does.
+        """
         first, found = self.federation.training_sites(self.least)[0].name, []
         for cohort in self.federation.cohorts:
             for view in self.views:
+                if view == "personal" and self._is_left_out(cohort.name):
+                    found += yield from self._together(number, cohort.name, reports)
+                    continue
                 host, images = (cohort.name, "") if view == "global" else (first, cohort.name)
                 if not reports(view, host):
                     continue
                 request = _request(host, (view,), ("test",), self.engine.tells_scores, data=images)
-                for score in (yield from self._measure(number, [request])):
+                for score in (yield from self._measure(number, [request], COHORT)):
                     place = {"view": view, "scope": "cohort", "site": cohort.name, "round": number}
                     found.append({**place, **score.summary})
         return found
+
+    def _is_left_out(self, cohort: str) -> bool:
+        config = self.federation.config
+        return config is not None and config.leave_out == cohort and self._sees_images and not self.task.dense
+
+    def _together(self, number: int, cohort: str, reports: Reports) -> Generator[None, None, list[dict[str, Any]]]:
+        """Personal models of all sites at a new one: their mean probabilities, once all are there."""
+        sites = [site.name for site in self.federation.training_sites(self.least)]
+        due = [_request(s, ("personal",), ("test",), True, data=cohort) for s in sites if reports("personal", s)]
+        answers = yield from self.engine.evaluate(self.server.message(), due, number)
+        own = self._joint.setdefault(cohort, [])
+        own += [score for score in _image_scores(number, answers) if score.part == "test"]
+        if not own or len(own) < len(sites):
+            return []
+        mean = np.mean([score.probabilities for score in own], axis=0)
+        predicted = mean.argmax(1)
+        joint = replace(own[-1], site=cohort, part=COHORT, probabilities=mean, predictions=predicted)
+        self.image_scores.append(joint)
+        assert isinstance(self.task, Classification)
+        summary = self.task.summary(self.task.counts_of(joint.labels, predicted, mean))
+        how = {"models": f"mean of the predictions of {len(own)} sites' personal models"}
+        return [{"view": "personal", "scope": "cohort", "site": cohort, "round": number, **summary, "extra": how}]
 
 
 def pack_scores(rounds: Sequence[Sequence[Score]]) -> Payload:

@@ -35,6 +35,8 @@ MOST_VALUES, LEAST_IMAGES = 100, 5
 #: numbers with more values than this are put in bands of this width
 BAND = 10
 UNKNOWN = "unknown"
+#: in place of the split: test images of a place that took no part
+COHORT = "cohort"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def predictions_of(scores: Sequence[ImageScores], federation: Federation) -> Pre
     columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, PREDICTION, "probabilities")}
     extra: dict[str, list[np.ndarray]] = {title: [] for title in titles}
     for score in scores:
-        split = splits[score.place, score.part]
+        split = splits[score.place, "test" if score.part == COHORT else score.part]
         image, group = hashed_names(split)
         plain = {"split": score.part, "view": score.view, "site": score.site, "place": score.place}
         for name, text in plain.items():
@@ -133,7 +135,7 @@ def sub_groups(store: Store) -> dict[str, np.ndarray]:
     found = {}
     for title, values in store.index.extra.items():
         known = banded(values)
-        if len(np.unique(known)) <= min(MOST_VALUES, len(known) // LEAST_IMAGES):
+        if 1 < len(np.unique(known)) <= min(MOST_VALUES, len(known) // LEAST_IMAGES):
             found[title] = known
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ class Cell:
     data: DataSet | None
     seed: int
     folder: Path
+    fold: int | None = None
 
     @property
     def data_name(self) -> str:
@@ -54,11 +56,12 @@ def grid(
     rows = [row for row in study.rows if only is None or row.name in only]
     wanted = {row.name: _seeds(study, row, seeds, full) for row in rows}
     return [
-        Cell(row, data, wanted[row.name][place], _run_folder(folder, row, data, wanted[row.name][place]))
+        _cell(folder, row, data, wanted[row.name][place], fold)
         for place in range(max((len(own) for own in wanted.values()), default=0))
         for data in study.data_sets
         for row in rows
         if place < len(wanted[row.name])
+        for fold in study.each_fold
     ]
 
 
@@ -73,23 +76,30 @@ def _runs_folder(folder: Path, data: DataSet | None) -> Path:
     return folder / "runs" / data.name if data else folder / "runs"
 
 
-def _run_folder(folder: Path, row: Row, data: DataSet | None, seed: int) -> Path:
-    return _runs_folder(folder, data) / f"{row.name}-seed{seed}"
+def _cell(folder: Path, row: Row, data: DataSet | None, seed: int, fold: int | None) -> Cell:
+    name = f"{row.name}-seed{seed}" + ("" if fold is None else f"-fold{fold}")
+    return Cell(row, data, seed, _runs_folder(folder, data) / name, fold)
+
+
+#: the name of a run's folder: its row, its seed and, in a cross-validation, its fold
+RUN_NAME = re.compile(r"(.*)-seed(\d+)(?:-fold(\d+))?")
 
 
 def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
     """Every run of the study that has a folder, of whatever seed."""
     found = []
     for data in study.data_sets:
-        begun: dict[str, list[int]] = {}
+        begun: dict[str, list[tuple[int, int | None]]] = {}
         for path in _runs_folder(folder, data).glob("*-seed*"):
-            name, _, seed = path.name.rpartition("-seed")
-            if seed.isdecimal() and ((path / "events.jsonl").is_file() or (path / "models").is_dir()):
-                begun.setdefault(name, []).append(int(seed))
+            named = RUN_NAME.fullmatch(path.name)
+            if named and ((path / "events.jsonl").is_file() or (path / "models").is_dir()):
+                fold = None if named[3] is None else int(named[3])
+                if fold in study.each_fold:
+                    begun.setdefault(named[1], []).append((int(named[2]), fold))
         found += [
-            Cell(row, data, seed, _run_folder(folder, row, data, seed))
+            _cell(folder, row, data, seed, fold)
             for row in study.rows
-            for seed in sorted(begun.get(row.name, ()))
+            for seed, fold in sorted(begun.get(row.name, ()), key=lambda one: (one[0], one[1] or 0))
         ]
     return found
 
@@ -99,7 +109,13 @@ def strangers(study: StudyConfig, folder: Path) -> list[str]:
     known, runs = {row.name for row in study.rows}, folder / "runs"
     places = (_runs_folder(folder, data).glob("*-seed*/events.jsonl") for data in study.data_sets)
     names = [path.parent for place in places for path in sorted(place)]
-    return [str(path.relative_to(runs)) for path in names if path.name.rpartition("-seed")[0] not in known]
+    return [str(path.relative_to(runs)) for path in names if _row_of(path.name) not in known]
+
+
+def _row_of(name: str) -> str:
+    """The row in the name of a run's folder."""
+    named = RUN_NAME.fullmatch(name)
+    return named[1] if named else name.rpartition("-seed")[0]
 
 
 def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) -> Config:
@@ -109,6 +125,7 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
 
     tables = (study.settings, cell.data.settings if cell.data else {}, cell.row.settings)
     over = [setting for table in tables for setting in as_settings(table)]
+    over += [] if cell.fold is None else [f"data.folds={study.folds}", f"data.fold={cell.fold}"]
     if (cell.row.view or study.scope) == "trained":
         over.append(f"evaluation.{'trained_test' if study.part == 'test' else 'trained'}=true")
     where = f"study {study.name}, row {cell.row.name}" + (" with what the command line sets" if settings else "")

@@ -105,9 +105,17 @@ class RowResult:
 
     @cached_property
     def lines(self) -> pd.DataFrame:
-        """The scores of all runs."""
+        """The scores of all runs; of the folds of a seed, their mean."""
         own = [run.scores.assign(seed=run.cell.seed) for run in self.runs]
-        return pd.concat(own, ignore_index=True) if own else pd.DataFrame(columns=[*PLACE, "value", "seed"])
+        every = pd.concat(own, ignore_index=True) if own else pd.DataFrame(columns=[*PLACE, "value", "seed"])
+        if all(run.cell.fold is None for run in self.runs):
+            return every
+        return every.groupby([*PLACE, "seed"], sort=False)["value"].mean().reset_index()
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its runs."""
+        return sorted({run.cell.seed for run in self.runs})
 
     @cached_property
     def spreads(self) -> dict[tuple[str, ...], Spreads]:

@@ -111,7 +111,7 @@ class StudyTable:
         index = pd.MultiIndex.from_arrays(
             [self.cells.index, [row.view for row in self.rows]], names=[self.cells.index.name, "Model"]
         )
-        more = {"Seeds": [str(len(row.runs)) for row in self.rows]}
+        more = {"Seeds": [str(len(row.seeds)) for row in self.rows]}
         if self.results.study.part == "test":
             more[self._validation_title] = [number(row.validation) for row in self.rows]
         told = pd.DataFrame(more, self.cells.index, dtype=object)
@@ -262,7 +262,7 @@ def seeds_note(rows: Sequence[RowResult]) -> list[str]:
     """What numbers are means of."""
     by_count: dict[int, list[str]] = {}
     for row in rows:
-        by_count.setdefault(len(row.runs), []).append(row.row.name)
+        by_count.setdefault(len(row.seeds), []).append(row.row.name)
     if not by_count:
         return []
     most, *fewer = sorted(by_count, reverse=True)

@@ -64,7 +64,9 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
         known = [other.paper_cohort.get(metric) for other in study.rows]
         told = [decimals(row.row.paper_cohort.get(metric), known) for row in rows]
         columns[paper_title(results, metric)] = told
-    text = f"The unseen cohort {cohort}: the personal model of the first site, or else the global model. Per cent."
+    first = rows[0].runs[0].record.start.config.get("data", {}).get("leave_out") != cohort
+    whose = "the personal model of the first site" if first else "the mean of all sites' personal predictions"
+    text = f"The unseen cohort {cohort}: {whose}, or else the global model. Per cent."
     if papers and study.cohort_table:
         text = f"The paper's {study.cohort_table}. {text}"
     return sheet(text, _names(rows), columns, notes=_notes(results, rows))

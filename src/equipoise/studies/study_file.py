@@ -109,6 +109,10 @@ class StudyConfig(Table):
         STUDY_METRICS, min_length=1, description="columns; the first one compares rows"
     )
     seeds: tuple[Seed, ...] = (1,)
+    folds: int = Field(0, description="cross-validation: a run for each fold of groups; scores are means over folds")
+    leave_out: tuple[Name, ...] = Field(
+        (), description="a run for each of these sites, which takes no part and tests the models"
+    )
     pairs: Literal["seeds", "seeds and sites"] = Field("seeds", description="what paired tests pair results by")
     paper: str = Field("", description="where the paper's numbers stand")
     paper_label: str = Field("paper", description="what heads the columns of the paper's numbers")
@@ -153,7 +157,9 @@ class StudyConfig(Table):
         for row in self.rows:
             if len(set(row.tables)) < len(row.tables):
                 raise ValueError(f"row {row.name} names a table twice")
-        if len(self.data) > 1 and any(row.paper for row in self.rows):
+        if self.folds == 1 or self.folds < 0:
+            raise ValueError(f"folds = {self.folds}: a cross-validation has two folds or more")
+        if len(self.data_sets) > 1 and any(row.paper for row in self.rows):
             raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
         if self.part == "valid" and any(row.paper or row.paper_cohort for row in self.rows):
             raise ValueError("paper numbers are test scores: a study with part = 'valid' shows none")
@@ -166,13 +172,28 @@ class StudyConfig(Table):
 
     @property
     def data_sets(self) -> tuple[DataSet | None, ...]:
-        """The data sets; None where the study has the one of its preset."""
-        return self.data or (None,)
+        """The data sets; None where the study has the one of its preset. Each comes once without each site that is
+        left out in turn."""
+        if not self.leave_out:
+            return self.data or (None,)
+        return tuple(_without(data, site) for data in self.data or (None,) for site in self.leave_out)
+
+    @property
+    def each_fold(self) -> tuple[int | None, ...]:
+        """The folds of a cross-validation; None where the study is none."""
+        return (*range(self.folds),) if self.folds else (None,)
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the study's tables, in order of first mention; the empty name for rows without one."""
         return tuple(dict.fromkeys(table for row in self.rows for table in row.tables or ("",)))
+
+
+def _without(data: DataSet | None, site: str) -> DataSet:
+    """A data set, or the study's own, whose site takes no part."""
+    settings = dict(data.settings) if data else {}
+    settings["data"] = {**settings.get("data", {}), "leave_out": site}
+    return DataSet(name=f"{data.name} without {site}" if data else f"without {site}", settings=settings)
 
 
 def load_study(source: str) -> StudyConfig:

@@ -71,7 +71,7 @@ def to_csv(results: StudyResults) -> str:
 
 def _csv_lines(results: StudyResults, row: RowResult) -> Iterator[dict[str, Any]]:
     common = {"study": results.study.name, "data": row.data, "tables": "; ".join(row.row.tables), "rule": results.rule}
-    common |= {"method": row.row.name, "seeds": " ".join(str(run.cell.seed) for run in row.runs)}
+    common |= {"method": row.row.name, "seeds": " ".join(map(str, row.seeds))}
     cost = row_cost(row, results.of(row.data))
     own = common | {"cohort": "", "view": row.view} | {key: cost[key] for key in CSV_COSTS}
     yield own | _csv_scores(row.scores, row.row.paper)
@@ -130,7 +130,7 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
         **_plain(row.scores),
         **(intervals.summary(row.row.name) if (intervals := results.intervals[row.data]) else {}),
         "view": row.view,
-        "seeds": sorted(run.cell.seed for run in row.runs),
+        "seeds": row.seeds,
         "rounds": max(run.record.last_round for run in row.runs),
         "selected_rounds": [run.record.selected_round for run in row.runs],
         "validation": asdict(row.validation) if row.validation else None,

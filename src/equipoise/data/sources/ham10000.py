@@ -25,6 +25,8 @@ CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SITES = {"vidir_modern": 3363, "vidir_molemax": 3954, "rosendahl": 2259, "vienna_dias": 439}
 AUTHORS = {"train": 7007, "valid": 1003, "test": 2005}
 CLEAN = {"train": 8208, "valid": 575, "test": 1232}
+#: columns of the metadata that are kept for sub-groups, with titles that say what they are
+COLUMNS = {"age": "age", "sex": "sex", "localization": "localisation", "dx_type": "diagnosed by"}
 METADATA = ("HAM10000_metadata_with_source.csv", "HAM10000_metadata.csv", "HAM10000_metadata")
 
 
@@ -32,6 +34,11 @@ def read_metadata(root: Path) -> dict[str, dict[str, str]]:
     """HAM10000's rows by image: lesion_id, dx (the diagnosis) and dataset (where the image was taken)."""
     rows = read_csv(find_file(root, *METADATA), ("image_id", "lesion_id", "dx", "dataset"))
     return {row["image_id"]: row for row in rows}
+
+
+def extra_of(row: dict[str, str] | None) -> tuple[str, ...]:
+    """What a row of the metadata tells for sub-groups; empty texts where there is no row."""
+    return tuple((row or {}).get(column, "") for column in COLUMNS)
 
 
 def listing(config: DataConfig, root: Path) -> Listing:
@@ -48,6 +55,7 @@ def listing(config: DataConfig, root: Path) -> Listing:
             group=row["lesion_id"],
             split=authors.get(name, ""),
             clean=clean.get(name, ""),
+            extra=extra_of(row),
         )
         for name, row in sorted(read_metadata(root).items())
     ]
@@ -57,7 +65,8 @@ def listing(config: DataConfig, root: Path) -> Listing:
         *expect(config, Counter(record.clean for record in records), CLEAN, "grouped"),
     ]
     records.sort(key=lambda record: list(SITES).index(record.site))
-    return Listing(config.name, CLASSES, tuple(records), facts={"warnings": warnings})
+    titles = tuple(COLUMNS.values())
+    return Listing(config.name, CLASSES, tuple(records), columns=titles, facts={"warnings": warnings})
 
 
 def _parts(root: Path, file: str) -> dict[str, str]:
