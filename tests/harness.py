@@ -21,6 +21,7 @@ from equipoise.methods import get_method
 
 TINY = (
     "train.rounds=2",
+    "train.epochs=1",
     "train.batch_size=8",
     "data.phantom.images=160",
     "data.phantom.sites=3",

@@ -90,7 +90,7 @@ def test_a_partition_that_nobody_can_draw_is_refused(add_source):
 
 
 def test_every_source_lists_its_images_but_drawn_and_packed_ones():
-    listed = {name for name in sources.known() if hasattr(sources._module(name), "listing")}
+    listed = {name for name in sources.known() if hasattr(sources.load_kind(name), "listing")}
     assert sources.known().keys() - listed == {"phantom", "arrays"}
     assert [name for name in sources.known() if sources.is_drawn(name)] == ["phantom"]
 

@@ -10,19 +10,27 @@ from equipoise.core.version import __version__
 if TYPE_CHECKING:
     from equipoise.api import Comparison, Result, compare, load_federation, load_result, train
     from equipoise.components.averaging import FedAvgClient, FedAvgServer
+    from equipoise.contract.component import ServerSide, SiteSide
     from equipoise.contract.method import Batch, Client, Component, Method, Options, Server, Setting
     from equipoise.contract.protocol import Ask, Evaluate, PerSite, Scan, Train
     from equipoise.core.errors import UserError
     from equipoise.data.federation import Federation
+    from equipoise.data.raw import Location
+    from equipoise.data.sources import Listing, Record
+    from equipoise.metrics import Metric, Tally
 
 #: where each public name is defined; nothing is imported before it is asked for
 _HOMES = {
     "api": ("Comparison", "Result", "compare", "load_federation", "load_result", "train"),
     "components.averaging": ("FedAvgClient", "FedAvgServer"),
+    "contract.component": ("ServerSide", "SiteSide"),
     "contract.method": ("Batch", "Client", "Component", "Method", "Options", "Server", "Setting"),
     "contract.protocol": ("Ask", "Evaluate", "PerSite", "Scan", "Train"),
     "core.errors": ("UserError",),
     "data.federation": ("Federation",),
+    "data.raw": ("Location",),
+    "data.sources": ("Listing", "Record"),
+    "metrics": ("Metric", "Tally"),
 }
 
 __all__ = [
@@ -36,13 +44,20 @@ __all__ = [
     "FedAvgClient",
     "FedAvgServer",
     "Federation",
+    "Listing",
+    "Location",
     "Method",
+    "Metric",
     "Options",
     "PerSite",
+    "Record",
     "Result",
     "Scan",
     "Server",
+    "ServerSide",
     "Setting",
+    "SiteSide",
+    "Tally",
     "Train",
     "UserError",
     "compare",

@@ -9,7 +9,7 @@ under the curve can be had for one site or for all of them without a score leavi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipoise.core.arguments import whole_numbers
 from equipoise.core.errors import UserError
+from equipoise.core.outside import short_name
+from equipoise.core.plugins import entry_names, find, is_plugin
+from equipoise.core.suggestions import unknown
 
 Floats = NDArray[np.float64]
 #: the specificity at which sensitivity is reported
@@ -250,6 +253,29 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+def metric_of(name: str) -> Metric:
+    """A metric by the name that `evaluation.metric` has, of this list or from outside.
+
+    One from outside is a `Metric`, or a function of a `Tally`. Its scores are called as `short_name` says.
+    """
+    known = {metric.name: metric for metric in METRICS}
+    if name in known:
+        return known[name]
+    if not is_plugin("metric", name):
+        raise unknown("metric", name, [*known, *entry_names("metric")])
+    found = find("metric", name)
+    if not isinstance(found, Metric):
+        if not callable(found):
+            raise UserError(
+                f"{name} is {type(found).__name__} and no equipoise.Metric or function of a Tally; name one"
+            )
+        title = short_name(name).replace("-", " ").capitalize()
+        found = Metric(name, title, found, chooses=True)
+    if not found.higher_is_better:
+        raise UserError(f"of the metric {name} lower is better, but the best round has the highest; give its negative")
+    return replace(found, name=short_name(name))
+
+
 def measure(counts: Mapping[str, ArrayLike], also: str = "") -> dict[str, Any]:
     """Every metric that these counts allow, and the list `recall` of the classes; nan where one is undefined.
 
@@ -258,6 +284,8 @@ def measure(counts: Mapping[str, ArrayLike], also: str = "") -> dict[str, Any]:
     """
     tally = Tally(counts)
     wanted = [metric for metric in METRICS if metric.always or also in (metric.name, EVERY)]
+    if is_plugin("metric", also):
+        wanted.append(metric_of(also))
     numbers = {metric.name: metric.of(tally) for metric in wanted if metric.needs in counts}
     return {**numbers, "recall": tally.recall.tolist()}
 

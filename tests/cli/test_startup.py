@@ -17,7 +17,20 @@ def test_the_command_line_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "listed", ["methods", "components", "presets", "settings", "data list", "runs", "--help", "study list"]
+    "listed",
+    [
+        "methods",
+        "components",
+        "nets",
+        "losses",
+        "metrics",
+        "presets",
+        "settings",
+        "data list",
+        "runs",
+        "--help",
+        "study list",
+    ],
 )
 def test_lists_do_not_wait_for_torch_and_fit_80_columns(listed):
     lines = "import sys, equipoise.cli.app as cli; sys.argv[0] = 'equipoise'\ntry: cli.main()\nfinally: "
@@ -35,6 +48,7 @@ def test_lists_do_not_wait_for_torch_and_fit_80_columns(listed):
         ("run --method fedp", ["fedproc", "fedproto", "fedprox"]),
         ("run --with npr,marg", ["npr,margins"]),
         ("run --data k", ["kvasir"]),
+        ("run --net res", ["resnet18"]),
         ("run prr-derm", ["prr-dermoscopy"]),
         ("study li", ["list"]),
         ("methods show pr", ["prr"]),

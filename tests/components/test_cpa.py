@@ -147,7 +147,8 @@ def test_the_noise_of_global_prototypes_is_the_servers_and_new_in_every_round():
 def test_prototypes_that_travel_every_epoch_change_nothing_as_long_as_they_do_not_weigh(tmp_path, method):
     """A round in several asks goes on where it stopped: deputy, stage, order of the images and their augmentation."""
     table, exchange = ("prr", "prototype_exchange") if method == "prr" else ("cpa", "exchange")
-    common = ["train.epochs=2", "train.optimiser.momentum=0", f"{table}.spread=none", "data.phantom.images=80"]
+    common = ["train.epochs=2", "train.optimiser.momentum=0", f"{table}.spread=none", f"{table}.warmup=15"]
+    common += ["data.phantom.images=80"]
     common += [] if method == "prr" else ["components=['cpa']"]
     by_round = run_tiny(tmp_path / "round", method, *common)
     by_epoch = run_tiny(tmp_path / "epoch", method, *common, f"{table}.{exchange}=epoch")

@@ -383,7 +383,7 @@ def test_labels_outside_the_class_list_are_refused(manifest):
 
 
 def published_sources() -> list[str]:
-    return [name for name in sources.known() if hasattr(sources._module(name), "LICENCE")]
+    return [name for name in sources.known() if hasattr(sources.load_kind(name), "LICENCE")]
 
 
 def test_every_source_file_is_a_source_and_says_what_it_is():

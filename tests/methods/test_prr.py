@@ -134,7 +134,7 @@ def test_its_parts_are_chosen_by_the_options_of_the_methods_own_table():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (("train.rounds=4",), "none of 4 rounds is after prr.warmup = 15"),
+        (("train.rounds=4", "prr.warmup=15"), "none of 4 rounds is after prr.warmup = 15"),
         (("prr.warmup=0", "prr.prototype_exchange=released"), "train.epochs = 1 no epoch has prototypes but ones"),
         (("prr.warmup=0", "prr.prototype_exchange=released", "train.epochs=2"), ""),
         (("train.rounds=4", "prr.cpa_local=false"), ""),

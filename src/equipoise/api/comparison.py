@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import tomli_w
 from rich.console import Console
 
-from equipoise import methods as registry
 from equipoise.api.grid_progress import GridProgress
+from equipoise.api.objects import component_settings, name_of, with_names
 from equipoise.api.result import Result
 from equipoise.api.training import data_of, is_watched, named_settings, nested
 from equipoise.bootstrap import CONFIDENCE
@@ -21,10 +21,12 @@ from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.storage import write_text
+from equipoise.core.table import dotted
 from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.payload_files import claimed_folder
+from equipoise.engine.runs import refuse_idle_parts
 from equipoise.evidence.paired import SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
@@ -64,6 +66,7 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     preset: str | Path | None = None,
     together: int = 1,
+    anyway: bool = False,
     progress: bool | None = None,
 ) -> Comparison:
     """Train several methods on the same data with several seeds, and compare their scores.
@@ -85,6 +88,7 @@ def compare(
         settings: any other key of a config, for all runs
         preset: a preset, or a TOML file, that all runs start from
         together: how many runs take turns in this process
+        anyway: run also where the settings leave a method's distinctive part without effect
         progress: show bars; by default in a terminal or a notebook
 
     Raises:
@@ -103,6 +107,8 @@ def compare(
     } | ({} if preset is None else {"preset": str(preset)})
     study = validated(StudyConfig, raw, "comparison")
     planned = [(cell, cell_config(study, cell)) for cell in grid(study, folder)]
+    for _, config in planned if not anyway else ():
+        refuse_idle_parts(config)
     text = tomli_w.dumps(study.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True))
     known = folder / STUDY
     if known.exists() and known.read_text(encoding="utf-8") != text and any(folder.glob("runs/*/events.jsonl")):
@@ -232,7 +238,7 @@ def _by_name(methods: Methods) -> Mapping[str, Row]:
         raise UserError(f'methods = {methods!r} is one name; give a list, such as ["local", "fedavg"]')
     if isinstance(methods, Mapping):
         return methods
-    return {short_name(name): name for name in (m if isinstance(m, str) else registry.named(m) for m in methods)}
+    return {short_name(name): name for name in (name_of("method", m) for m in methods)}
 
 
 def _row(name: str, row: Row) -> dict[str, Any]:
@@ -240,8 +246,8 @@ def _row(name: str, row: Row) -> dict[str, Any]:
     settings = dict(row) if isinstance(row, Mapping) else {"method": row}
     if "method" not in settings:
         raise UserError(f"the row {name!r} names no method; give it one: {{'method': 'fedavg', ...}}")
-    method = settings.pop("method")
-    method = method if isinstance(method, str) else registry.named(method)
+    method = name_of("method", settings.pop("method"))
+    settings = component_settings(cast(Any, settings.pop("components", ()))) | with_names(dotted(settings))
     return {"name": name, "method": method} | ({"settings": nested(settings)} if settings else {})
 
 

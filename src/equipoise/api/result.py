@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from equipoise import methods
 from equipoise.api import frames, mask_frames
+from equipoise.api.objects import component_settings, name_of
+from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
@@ -50,11 +51,17 @@ BATCH = 256
 HEADLINE = tuple(metric.name for metric in METRICS if metric.in_tables)
 
 
-def load_result(path: Path | str, net: Any = None, method: Method | None = None) -> Result:
+def load_result(
+    path: Path | str,
+    net: Any = None,
+    method: Method | None = None,
+    components: Sequence[type[Component] | Component] = (),
+    loss: Any = None,
+) -> Result:
     """The result in a run's folder, finished or not.
 
     Args:
-        net, method: objects that the run got, which only the process that trained it knows
+        net, method, components, loss: objects that the run got, which only the process that trained it knows
 
     Raises:
         UserError: where the folder holds no run
@@ -68,7 +75,10 @@ def load_result(path: Path | str, net: Any = None, method: Method | None = None)
         )
     result = Result(folder)
     if method is not None:
-        methods.named(method)
+        name_of("method", method)
+    component_settings(components)
+    if loss is not None:
+        name_of("loss", loss)
     if net is not None:
         nets.named(net, result.config.net.name)
     return result

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from equipoise import methods, report
+from equipoise import report
+from equipoise.api.objects import component_settings, name_of, refuse_workers, with_names
 from equipoise.api.progress import ProgressDisplay
+from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
-from equipoise.core.outside import GIVEN
 from equipoise.core.table import dotted
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import refuse_foreign
-from equipoise.engine.runs import make_config, prepare_run, refuse_idle_options
+from equipoise.engine.runs import make_config, prepare_run, refuse_idle_options, refuse_idle_parts
 from equipoise.engine.tracking import Trackers, check_trackers
-from equipoise.nets import outside as nets
 
 if TYPE_CHECKING:
     from equipoise.api.result import Result
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 
-def load_federation(source: str | Path, **settings: Any) -> Federation:
+def load_federation(source: str | Path | Any, **settings: Any) -> Federation:
     """The federation of a source: `phantom`, `folder:DIR`, `manifest:FILE` or a built-in data set.
 
     A drawn partition follows the seed of the run that trains on it, as in a config. `Federation.table` shows it for
@@ -38,7 +38,8 @@ def load_federation(source: str | Path, **settings: Any) -> Federation:
     np.int64(200)
 
     Args:
-        source: as `equipoise data list` lists them
+        source: as `equipoise data list` lists them, `file.py`, `package.module:NAME`, or an object with what the
+            built-in sources have: TITLE, SIZE, PARTITION and `listing(config, root)`
         **settings: any setting of the table `data`: `sites=5, partition="dirichlet_per_class"`, `root="downloads"`
 
     Raises:
@@ -46,14 +47,14 @@ def load_federation(source: str | Path, **settings: Any) -> Federation:
     """
     from equipoise.data.arrays import loaded
 
-    return loaded(str(source), settings)
+    return loaded(str(source) if isinstance(source, Path) else name_of("source", source), settings)
 
 
 def train(
     federation: Federation | str | None,
     method: str | Method = "fedavg",
     *,
-    components: Sequence[str] = (),
+    components: Sequence[str | type[Component] | Component] = (),
     rounds: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -67,6 +68,7 @@ def train(
     preset: str | Path | None = None,
     track: Sequence[str] = (),
     resume: bool = False,
+    anyway: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """Train a federation, test the selected models, and write the run's folder with its report.
@@ -83,14 +85,16 @@ def train(
         federation: from `load_federation` or `Federation.from_...`, the name of a source, or None for the data of the
             preset
         method: a name that `equipoise methods` lists, `file.py`, `package.module:NAME`, or a `Method`
-        components: ideas to put on the method, by name
+        components: ideas to put on the method: names, `file.py`, `package.module:NAME`, classes or instances
         net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
         seed: of weights, batches and drawn partitions; 1 by default
         out: the run's folder; by default `runs/` and a name made of method, data and seed
-        settings: any other key of a config: `{"prr.pfa": "off", "train.aggregation": "uniform"}`
+        settings: any other key of a config: `{"prr.pfa": "off", "train.aggregation": "uniform"}`. `train.loss` takes a
+            function of logits and labels as well, `evaluation.metric` a function of a `Tally`
         preset: a preset, or a TOML file, that the other arguments change
         track: trackers that get the scores as well: "tensorboard", "mlflow"
         resume: go on after the last complete round of the run in `out`
+        anyway: run also where the settings leave the method's distinctive part without effect
         progress: show bars and losses; by default in a terminal or a notebook
 
     Raises:
@@ -99,7 +103,7 @@ def train(
     given = named_settings(
         settings,
         method=method,
-        components=list(components) or None,
+        components=components,
         rounds=rounds,
         epochs=epochs,
         batch_size=batch_size,
@@ -113,13 +117,9 @@ def train(
     where = "settings" if source is None else f"{source} with settings"
     config = make_config(source, where=where, **nested(given | data_of(federation, given)))
     refuse_idle_options([*dotted(settings or {})], config.method, config.components)
-    given_here = [name for name in (config.method, config.net.name) if name.startswith(GIVEN)]
-    if given_here and config.compute.workers > 1:
-        raise UserError(
-            f"worker processes cannot see {given_here[0]}, which is known to this process alone; put it into a module "
-            "and give it from there, or leave workers out"
-        )
-    return run_config(config, None if out is None else Path(out), resume=resume, track=track, progress=progress)
+    refuse_workers(config)
+    folder = None if out is None else Path(out)
+    return run_config(config, folder, resume=resume, track=track, anyway=anyway, progress=progress)
 
 
 def run_config(
@@ -128,12 +128,15 @@ def run_config(
     *,
     resume: bool = False,
     track: Sequence[str] = (),
+    anyway: bool = False,
     progress: bool | None = None,
     console: Console | None = None,
 ) -> Result:
     """Run a config in a folder to the end, and write the report; by default in `runs/`, under the run's name."""
     folder = folder or RUNS / config.run_name
     names = check_trackers(track)
+    if not (anyway or resume):
+        refuse_idle_parts(config)
     refuse_foreign(folder)
     console = console or Console()
     shown = is_watched(console) if progress is None else progress
@@ -161,13 +164,9 @@ KEYS = {
 
 def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
     """Settings by dotted key: those that arguments stand for, and all others; none may be given twice."""
-    net, method = arguments.get("net"), arguments.get("method")
-    if net is not None and not isinstance(net, str):
-        arguments["net"] = nets.named(net)
-    if method is not None and not isinstance(method, str):
-        arguments["method"] = methods.named(method)
-    given = {KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
-    more = dotted(settings or {})
+    parts = component_settings(arguments.pop("components", ()))
+    given = with_names({KEYS.get(name, name): value for name, value in arguments.items() if value is not None}) | parts
+    more = with_names(dotted(settings or {}))
     twice = sorted(given.keys() & more.keys())
     if twice:
         raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")

@@ -22,6 +22,11 @@ def components(incomplete: str) -> list[str]:
     return [before + comma + name for name in _beginning(last, names)]
 
 
+def nets(incomplete: str) -> list[str]:
+    """Nets whose names begin so; one from outside goes on with a name."""
+    return _beginning(incomplete, (*modules_in("nets/architectures"), "monai:", "hf:"))
+
+
 def sources(incomplete: str) -> list[str]:
     """Sources of data; one of the user's own images goes on with a path."""
     return _beginning(incomplete, (*modules_in("data/sources"), "folder:", "manifest:"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -10,7 +9,8 @@ from rich.markup import escape
 
 from equipoise.cli import completion
 from equipoise.cli.completion import BASES
-from equipoise.cli.screen import ExampleGroup, console, plain_table
+from equipoise.cli.listing import print_announced
+from equipoise.cli.screen import ExampleGroup, console, first_sentence, plain_table
 from equipoise.core.definitions import modules_in, summary
 
 components_app = typer.Typer(
@@ -28,13 +28,11 @@ def components(context: typer.Context) -> None:
     if context.invoked_subcommand:
         return
     found = {name: summary(path) for name, path in modules_in("components").items() if name not in BASES}
-    console.print(plain_table(("component", "what it does"), [(name, _sentence(text)) for name, text in found.items()]))
+    console.print(
+        plain_table(("component", "what it does"), [(name, first_sentence(text)) for name, text in found.items()])
+    )
+    print_announced("component")
     console.print("on a method: equipoise run --method fedbn --with margins,npr", highlight=False)
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of a text; "Eqs. 1" ends none."""
-    return re.split(r"(?<!Eq)(?<!Eqs)\. ", text)[0].rstrip(".")
 
 
 @components_app.command()

@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli import completion
-from equipoise.cli.screen import ExampleGroup, console, plain_table
-from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
+from equipoise.cli.screen import ExampleGroup, console, first_sentence, plain_table
+from equipoise.core.definitions import PACKAGE, arguments, class_constant, constant, modules_in, summary
 from equipoise.core.errors import UserError
+from equipoise.core.plugins import announced
 
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
@@ -39,6 +40,7 @@ def methods_list(context: typer.Context) -> None:
         rows.append((name, paper, method["changes"], *_costs(name)))
     console.print(plain_table(("method", "paper", "what it changes", "compute", "traffic", "eval."), rows))
     console.print("compute, traffic, evaluation: beside FedAvg, measured on the phantom")
+    print_announced("method")
     console.print("options, and all that leaves a site: equipoise methods show NAME")
 
 
@@ -127,6 +129,51 @@ def settings_list(
         console.print(escape(note), highlight=False)
 
 
+def print_announced(kind: str) -> None:
+    """What installed packages add to a list, with where it comes from; and how a file is named."""
+    rows = announced(kind)
+    if rows:
+        console.print(plain_table((f"from packages: {kind}", "from", "what it does"), rows))
+
+
+def nets() -> None:
+    """Example: equipoise nets
+
+    List the nets; any other comes by name as well.
+    """
+    rows = [(name, summary(path).rstrip(".")) for name, path in modules_in("nets/architectures").items()]
+    console.print(plain_table(("net", "what it is"), rows))
+    print_announced("net")
+    console.print("others: --net monai:NAME, hf:NAME_OR_FOLDER, my_net.py, package.module:NAME", highlight=False)
+
+
+def losses() -> None:
+    """Example: equipoise losses
+
+    List the supervised losses that train.loss names.
+    """
+    rows = [("ce", "Cross entropy")]
+    for path in modules_in("components").values():
+        name = class_constant(path, "loss_name")
+        rows += [(name, first_sentence(summary(path)))] if name else []
+    console.print(plain_table(("loss", "what it is"), rows))
+    print_announced("loss")
+    console.print("your own: --set train.loss=my_loss.py:NAME, a function of logits and labels", highlight=False)
+
+
+def metrics() -> None:
+    """Example: equipoise metrics
+
+    List the metrics, and which of them may choose the reported round.
+    """
+    from equipoise.metrics import METRICS
+
+    rows = [(metric.name, metric.title, "yes" if metric.chooses else "") for metric in METRICS]
+    console.print(plain_table(("metric", "title", "chooses rounds"), rows))
+    print_announced("metric")
+    console.print("your own: --set evaluation.metric=my_metric.py:NAME, a function of a Tally", highlight=False)
+
+
 def presets() -> None:
     """Example: equipoise presets
 
@@ -149,6 +196,8 @@ def sources() -> None:
     """
     rows = [(name, constant(path, "TITLE")) for name, path in modules_in("data/sources").items()]
     console.print(plain_table(("source", "what it is"), rows))
+    print_announced("source")
+    console.print("your own: --data folder:DIR, manifest:FILE, my_source.py, package.module", highlight=False)
 
 
 def runs(folder: Annotated[Path, typer.Argument(help="the folder with the runs' folders")] = Path("runs")) -> None:

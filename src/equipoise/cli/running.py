@@ -22,19 +22,22 @@ SPREAD = ("mean", "sd", "low", "high")
 DEMO = ".demo"
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
-Method = Annotated[str | None, typer.Option(help="see `equipoise methods`", autocompletion=completion.methods)]
+Method = Annotated[
+    str | None, typer.Option(help="see `equipoise methods`; or my_method.py", autocompletion=completion.methods)
+]
 Data = Annotated[
-    str | None, typer.Option(help="a source, folder:DIR or manifest:FILE", autocompletion=completion.sources)
+    str | None,
+    typer.Option(help="a source, folder:DIR, manifest:FILE or my_source.py", autocompletion=completion.sources),
 ]
 Root = Annotated[Path | None, typer.Option(help="folder of the source's raw files")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="rounds of communication")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's images in a round")]
 BatchSize = Annotated[int | None, typer.Option(min=2, help="images of a local step")]
 Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the first round")]
-Net = Annotated[str | None, typer.Option(help="a net; see `equipoise settings net`")]
 Encoder = Annotated[str | None, typer.Option(help="frozen encoder of the net adapter, such as efficientnet-lite0")]
 Views = Annotated[int | None, typer.Option(min=0, help="with --encoder: augmented views of each image")]
 Cut = Annotated[str | None, typer.Option(help="with --encoder: its last frozen layer, such as blocks.12")]
+Net = Annotated[str | None, typer.Option(help="see `equipoise nets`; or my_net.py", autocompletion=completion.nets)]
 Components = Annotated[
     str | None,
     typer.Option(
@@ -47,6 +50,7 @@ Components = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
 Workers = Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")]
+Anyway = Annotated[bool, typer.Option("--anyway", help="run also where the method's distinctive part has no effect")]
 Track = Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")]
 
 
@@ -80,6 +84,7 @@ def run(
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="go on without images that fail")] = False,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    anyway: Anyway = False,
     track: Track = None,
 ) -> None:
     """Example: equipoise run --method prr --data folder:images --rounds 20 --epochs 5
@@ -110,7 +115,7 @@ def run(
     source, out, resume = _run_folder(source, out, resume)
     config = make_config(source, settings or [], **options)
     refuse_idle_options(settings or [], config.method, config.components)
-    _show(run_config(config, out, resume=resume, track=track or [], progress=True, console=console))
+    _show(run_config(config, out, resume=resume, track=track or [], anyway=anyway, progress=True, console=console))
 
 
 def resume(
@@ -172,6 +177,7 @@ def compare(
     device: Device = None,
     workers: Workers = None,
     settings: Settings = None,
+    anyway: Anyway = False,
 ) -> None:
     """Example: equipoise compare local fedavg prr --data folder:images --rounds 20 --epochs 5
 
@@ -190,7 +196,7 @@ def compare(
     found = compare_methods(
         None, names, seeds=seeds, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device,
         workers=workers, out=out, settings={key: value for key, value in over.items() if value is not None},
-        preset=preset, progress=True,
+        preset=preset, anyway=anyway, progress=True,
     )  # fmt: skip
     rows = [
         (
@@ -283,7 +289,7 @@ def demo(
     write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
     for name, config in configs.items():
         clear_run(out / name)
-        run_config(config, out / name, progress=True, console=console)
+        run_config(config, out / name, anyway=True, progress=True, console=console)
     folders = [out / name for name in configs]
     path = write_report(folders, out / "report.html")
     print_headline(folders)

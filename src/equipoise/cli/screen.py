@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,11 @@ def plain_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: s
     for row in rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     return shown
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text; "Eqs. 1" ends none."""
+    return re.split(r"(?<!Eq)(?<!Eqs)\. ", text)[0].rstrip(".")
 
 
 def say(text: str) -> None:

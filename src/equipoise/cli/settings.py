@@ -59,7 +59,7 @@ def sections(table: str | None = None) -> list[Section]:
     """
     options = {name: method["options"] for name, method in _methods().items() if "options" in method}
     everything = [
-        *_sections("", Config, left_out=("methods",)),
+        *_sections("", Config, left_out=("methods", "plugins")),
         *(section for name, model in options.items() for section in _sections(name, model)),
     ]
     if table is None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.components._outside_loss import loss_component
 from equipoise.contract.component import Component, Sheet, variations
 from equipoise.contract.composition import EPOCH, TRAIN, Names
 from equipoise.contract.config import Config
+from equipoise.core import plugins
+from equipoise.core.definitions import modules_in, names_in_papers
 from equipoise.core.errors import UserError
+from equipoise.core.plugins import entry_names, find, is_plugin
 from equipoise.core.suggestions import unknown
 
 #: modules of this package that hold no component
@@ -26,15 +32,34 @@ def component_names() -> list[str]:
     return sorted(name.replace("_", "-") for name in modules if not name.startswith("_") and name not in BASES)
 
 
-@cache
 def get_component(name: str) -> type[Component]:
-    """A component by name."""
+    """A component by name, of this package or from outside."""
     known = component_names()
-    if name not in known:
-        raise unknown("component", name, known)
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    component: type[Component] = module.COMPONENT
-    return component
+    if name in known:
+        component: type[Component] = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").COMPONENT
+        return component
+    if is_plugin("component", name):
+        return _from_outside(name, known)
+    raise unknown("component", name, [*known, *entry_names("component")], names_in_papers("components"))
+
+
+def _from_outside(name: str, known: Iterable[str]) -> type[Component]:
+    """The component of a file, a module or a Python program."""
+    found = find("component", name)
+    if not (inspect.isclass(found) and issubclass(found, Component)):
+        raise UserError(f"{name} is {type(found).__name__} and no subclass of equipoise.Component; name one")
+    called = getattr(found, "name", "")
+    if not called or called in known or called in Config.model_fields or called in modules_in("methods"):
+        raise UserError(
+            f"the component {name} is called {called!r}, which is empty or taken; give it another `name`, which heads "
+            "its table of options"
+        )
+    return found
+
+
+def named(component: type[Component]) -> str:
+    """The name of a component that Python gives as a class, as configs hold it."""
+    return plugins.named(component, component, component.Site, component.Server)
 
 
 @cache
@@ -50,41 +75,47 @@ def loss_names() -> dict[str, str]:
 
 def component_tables(keys: Iterable[str]) -> dict[str, type[Component]]:
     """The option tables among the keys of a config that belong to components; NPR's is a part of every config."""
-    return {key: get_component(key) for key in set(keys) & set(component_names()) - set(Config.model_fields)}
+    found = {key: get_component(key) for key in set(keys) & set(component_names()) - set(Config.model_fields)}
+    named = keys.get("components", ()) if isinstance(keys, Mapping) else ()
+    added = [get_component(name) for name in named if name not in component_names()]
+    return found | {kind.name: kind for kind in added}
 
 
 def component_of(name: str, config: Config) -> Component:
     """A component with the options that a config gives it."""
     kind = get_component(name)
-    given: Any = config.npr.model_dump() if name == "npr" else config.methods.get(name, {})
+    given: Any = config.npr.model_dump() if name == "npr" else config.methods.get(kind.name, {})
     return kind.model_validate(given)
 
 
 def chosen(config: Config, own: Sequence[Component], holds: Iterable[str]) -> list[Component]:
     """The components of a run: those that its method consists of, those that the config names, NPR and the loss."""
     found = {component.name: component for component in own}
-    for name in config.components:
-        found.setdefault(name, component_of(name, config))
+    added = [component_of(name, config) for name in config.components]
+    for component in added:
+        found.setdefault(component.name, component)
     if config.npr.weight:
         found.setdefault("npr", component_of("npr", config))
     taken = set(holds).union(*(component.holds() for component in found.values()))
-    for name in config.components:
+    for name in (component.name for component in added):
         if "loss" in found[name].holds() and config.train.loss not in ("ce", getattr(found[name], "loss_name", "")):
             raise UserError(
                 f"train.loss = '{config.train.loss}', but the component {name} is the loss; leave one of them out"
             )
     if config.train.loss != "ce" and not taken & {"loss", "train.loss"}:
-        name = loss_of(config.train.loss)
-        found.setdefault(name, component_of(name, config))
+        component = loss_of(config.train.loss, config)
+        found.setdefault(component.name, component)
     return sorted(found.values(), key=lambda component: (component.rank, component.name))
 
 
-def loss_of(name: str) -> str:
+def loss_of(name: str, config: Config) -> Component:
     """The component that computes a value of train.loss."""
     known = loss_names()
-    if name not in known:
-        raise UserError(f"train.loss = '{name}' is not known; choose one of ce, {', '.join(known)}")
-    return known[name]
+    if name in known:
+        return component_of(known[name], config)
+    if is_plugin("loss", name):
+        return loss_component(name)
+    raise UserError(f"train.loss: {unknown('loss', name, ['ce', *known, *entry_names('loss')])}")
 
 
 def defaults_of(names: Iterable[str]) -> Mapping[str, Any]:
@@ -112,7 +143,10 @@ def component_sheets() -> list[Sheet]:
 
 def describe(name: str) -> str:
     """What a component is, in the first paragraph of its file."""
-    get_component(name)
+    kind = get_component(name)
+    if name not in component_names():
+        told = inspect.getdoc(sys.modules.get(kind.__module__)) or inspect.getdoc(kind) or ""
+        return told.split("\n\n")[0].replace("\n", " ")
     return _first_paragraph(name)
 
 

@@ -141,6 +141,15 @@ class CPASite(SiteSide):
             self.feature_counts.add_(members.sum(0))
 
 
+def warmup_in(rounds: int) -> int:
+    """The rounds before prototypes weigh: 15 of 50, as in the paper, and the same share of fewer rounds.
+
+    >>> warmup_in(50), warmup_in(20), warmup_in(100)
+    (15, 6, 15)
+    """
+    return min(15, 3 * rounds // 10)
+
+
 class CPA(Component):
     """Conjoint prototype-aligned loss (Eqs. 9 to 13)."""
 
@@ -160,7 +169,9 @@ class CPA(Component):
     prototypes: bool = Field(True, description="classes weigh by how far local and global prototypes part (Eq. 11)")
     beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
     tau: float = Field(3.0, ge=1, description="Eq. 12: the smaller, the more a distance between prototypes weighs")
-    warmup: int = Field(15, ge=0, description="rounds before prototypes begin to weigh")
+    warmup: int = Field(
+        15, ge=0, description="rounds before prototypes begin to weigh; of fewer than 50 rounds three tenths"
+    )
     spread: Literal["biased", "clamped", "none"] = Field(
         "biased", description="deviation around the mean of prototypes: the paper's, the released (>= 1), or none"
     )
@@ -169,6 +180,10 @@ class CPA(Component):
         description="how often prototypes travel; epoch: after each local epoch; "
         "released: so too, and every round begins with prototypes of ones",
     )
+
+    @classmethod
+    def suited(cls, rounds: int) -> Mapping[str, Any]:
+        return {"warmup": warmup_in(rounds)}
 
     def holds(self) -> AbstractSet[str]:
         return {"loss"} if self.acts else set()

@@ -54,6 +54,11 @@ class Options(Table):
                 found[name] = get_args(field.annotation)
         return found
 
+    @classmethod
+    def suited(cls, rounds: int) -> Mapping[str, Any]:
+        """Options that suit a number of rounds, where the user sets none."""
+        return {}
+
     def components(self) -> Sequence[Component]:
         """The components that the method consists of, besides its own server and client."""
         return ()

@@ -16,27 +16,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from equipoise.core.errors import UserError, as_text
 from equipoise.core.outside import short_name
+from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
 from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
-from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 from equipoise.nets.config import NetConfig
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""
 
+#: metrics that a round may be chosen by; those from outside are checked where they are loaded
+CHOOSING = tuple(metric.name for metric in METRICS if metric.chooses)
+
+
+def _chooses(name: str) -> str:
+    """Refuse a metric that no round can be chosen by."""
+    if name not in CHOOSING and not is_plugin("metric", name):
+        close = meant(name, [*CHOOSING, *entry_names("metric")])
+        hint = f"did you mean '{close}'?" if close else f"choose one of {', '.join(CHOOSING)}"
+        raise ValueError(f"no round can be chosen by '{name}'; {hint}")
+    return name
+
 
 if TYPE_CHECKING:
     ChoosingMetric = str
 else:
-    ChoosingMetric = Literal[tuple(metric.name for metric in (*MASK_METRICS, *METRICS) if metric.chooses)]
+    #: names in words for lists of settings; a metric from outside is `file.py:NAME` or `package.module:NAME`
+    ChoosingMetric = Annotated[Literal[CHOOSING] | str, AfterValidator(_chooses)]
 
 
 class OptimiserConfig(Table):
@@ -94,7 +107,9 @@ class TrainConfig(Table):
     """Rounds and the local training within them."""
 
     rounds: PositiveInt = Field(20, description="rounds of communication")
-    epochs: PositiveInt = Field(1, description="passes over a site's training images in a round")
+    epochs: PositiveInt = Field(
+        3, description="passes over a site's training images in a round; PRR takes its third step in the third"
+    )
     steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
     batch_size: int = Field(32, ge=2, description="images of a local step")
     loss: str = Field("ce", description="supervised loss: ce, or the name of a loss among `equipoise components`")
@@ -136,6 +151,11 @@ class EvaluationConfig(Table):
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         unused = {"best": ("last",), "last": ("first_round", "last"), "mean_last": ()}[self.rule]
         return dict.fromkeys(unused, f"evaluation.rule is {self.rule}")
+
+    @property
+    def score(self) -> str:
+        """What the scores of the deciding metric are called."""
+        return short_name(self.metric)
 
     def may_report(self, number: int, rounds: int) -> bool:
         """Whether test scores of a round may be part of a run's results, as far as can be known before its end."""
@@ -263,6 +283,7 @@ _INDIFFERENT: Any = {
     "checkpoint": True,
     "data": {"root", "store"},
     "net": {"encoder_digest"},
+    "plugins": True,
 }
 
 
@@ -283,6 +304,11 @@ class Config(Table):
     privacy: PrivacyConfig = Field(PrivacyConfig(), json_schema_extra=LATER)
     components: tuple[str, ...] = Field(
         (), description="ideas put on the method, see `equipoise components`", json_schema_extra=LATER
+    )
+    plugins: dict[str, str] = Field(
+        {},
+        description="hashes of the source of plug-ins, written by runs and compared by sites",
+        json_schema_extra=LATER,
     )
     methods: dict[str, dict[str, Any]] = Field({}, description="option tables of methods and components, by name")
 
@@ -305,13 +331,21 @@ class Config(Table):
     @property
     def run_name(self) -> str:
         """The name of the run's folder."""
-        data = self.data.name.replace(":", "-").replace("/", "-").strip("-.")
+        name = short_name(self.data.name) if is_plugin("source", self.data.name) else self.data.name
+        data = name.replace(":", "-").replace("/", "-").strip("-.")
         return self.name or f"{self.composition}-{data}-seed{self.seed}"
 
     @property
     def composition(self) -> str:
         """The method's name, with the components that were put on it: `fedbn+margins+npr`."""
-        return "+".join([short_name(self.method), *sorted(self.components)])
+        return "+".join([short_name(self.method), *sorted(map(short_name, self.components))])
+
+    def used_plugins(self) -> list[tuple[str, str]]:
+        """The kinds and names of what this run takes from outside the package."""
+        parts = [("method", self.method), *(("component", name) for name in self.components)]
+        parts += [("net", self.net.name), ("source", self.data.name)]
+        parts += [("loss", self.train.loss), ("metric", self.evaluation.metric)]
+        return [(kind, name) for kind, name in parts if is_plugin(kind, name)]
 
     @property
     def least_answers(self) -> int:
@@ -336,8 +370,9 @@ class Config(Table):
     def to_toml(self) -> str:
         """The resolved config as TOML, readable by `load_config`."""
         raw = self.model_dump(mode="json", exclude_none=True)
-        if not self.components:
-            del raw["components"]
+        for empty in ("components", "plugins"):
+            if not getattr(self, empty):
+                del raw[empty]
         if self.privacy == PrivacyConfig():
             del raw["privacy"]
         return tomli_w.dumps({**{k: v for k, v in raw.items() if k != "methods"}, **raw["methods"]})

@@ -8,8 +8,9 @@ from equipoise.contract.component import Component, Options, Sheet
 from equipoise.contract.config import Config
 from equipoise.contract.summed import summing_of
 from equipoise.core.errors import UserError
+from equipoise.core.plugins import is_plugin
 from equipoise.mask_metrics import MASK_METRICS
-from equipoise.metrics import METRICS
+from equipoise.metrics import METRICS, metric_of
 
 REMEDY = "leave it out, or set privacy.secure_sums = false"
 
@@ -28,6 +29,8 @@ def check_sums(config: Config, sheet: Sheet, options: Options, components: Seque
             "set evaluation.select = 'federation'"
         )
     addable = [metric.name for metric in (*METRICS, *MASK_METRICS) if metric.chooses and metric.needs != "auc"]
+    if is_plugin("metric", config.evaluation.metric):
+        addable += [config.evaluation.metric] if metric_of(config.evaluation.metric).needs != "auc" else []
     if config.evaluation.metric not in addable:
         raise UserError(
             f"evaluation.metric = '{config.evaluation.metric}' does not follow from sums over sites, and "

@@ -32,6 +32,12 @@ def summary(path: Path) -> str:
     return " ".join((ast.get_docstring(_tree(path)) or "").partition("\n\n")[0].split())
 
 
+def names_in_papers(package: str) -> dict[str, str]:
+    """The modules of a package by what papers call them: the words before the colon of their first sentence, such as
+    PRR-Imbalance."""
+    return {summary(path).partition(":")[0]: name for name, path in modules_in(package).items()}
+
+
 def constant(path: Path, name: str) -> Any:
     """The value of a plain constant at the top of a module."""
     node = _definition(path, name)
@@ -41,6 +47,15 @@ def constant(path: Path, name: str) -> Any:
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         raise LookupError(f"{path} defines no constant {name}")
     return _literal(path, node.value)
+
+
+def class_constant(path: Path, name: str) -> Any:
+    """The plain value that a class at the top of a module gives a name; None where none does."""
+    for node in _tree(path).body:
+        for statement in node.body if isinstance(node, ast.ClassDef) else ():
+            if name in _defines(statement) and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
+                return ast.literal_eval(statement.value)
+    return None
 
 
 def arguments(path: Path, name: str, options: bool = False) -> dict[str, Any]:

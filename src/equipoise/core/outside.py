@@ -19,6 +19,8 @@ from equipoise.core.suggestions import meant
 #: how the names of objects begin that Python gave
 GIVEN = "python:"
 
+#: what files call their plug-ins; a name with one of these is that of the file
+USUAL = ("", "METHOD", "COMPONENT", "NET", "SOURCE", "LOSS", "METRIC")
 #: objects that this process was given, by their names in configs
 _objects: dict[str, Any] = {}
 
@@ -41,9 +43,7 @@ def short_name(name: str) -> str:
     if name.startswith(GIVEN):
         return _plain(name.removeprefix(GIVEN).rpartition("-")[0])
     place, attribute = _parts(name)
-    return _plain(
-        attribute if attribute not in ("", "METHOD") else Path(place.removesuffix(".py")).name.rpartition(".")[2]
-    )
+    return _plain(attribute if attribute not in USUAL else Path(place.removesuffix(".py")).name.rpartition(".")[2])
 
 
 def _plain(name: str) -> str:
@@ -91,6 +91,8 @@ def find(name: str, default: str = "") -> Any:
         return _objects[name]
     place, attribute = _parts(name)
     module = _file(Path(place)) if place.endswith(".py") else _import(place, name)
+    if not attribute and default == "SOURCE" and not hasattr(module, default):
+        return module  # a source may be a module, as the built-in ones are
     found: Any = module
     for part in (attribute or default).split("."):
         found = getattr(found, part, None)
@@ -99,6 +101,26 @@ def find(name: str, default: str = "") -> Any:
         hint = f"did you mean {place}:{close}?" if close else "check its name"
         raise UserError(f"{place} has no {attribute or default}; {hint}")
     return found
+
+
+def source_file(name: str) -> Path:
+    """The file that holds what a name leads to; the module itself is not run."""
+    place, _ = _parts(name)
+    if place.endswith(".py"):
+        return _existing(Path(place))
+    _look_here()
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError) as problem:
+        raise _unreachable(name, place, problem) from None
+    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+        raise _unreachable(name, place, f"there is no module {place} with a file")
+    return Path(spec.origin)
+
+
+def contents(module: str) -> list[tuple[str, Any]]:
+    """What a loaded module holds, by name."""
+    return list(vars(sys.modules[module]).items()) if module in sys.modules else []
 
 
 def code_digest(*objects: Any) -> str:
@@ -135,24 +157,37 @@ def _code(code: CodeType) -> Iterator[str]:
 # ---- modules and files -----------------------------------------------------------------------------------------------
 
 
-def _import(place: str, name: str) -> ModuleType:
-    """A module, looked for in the working folder as well."""
+def _look_here() -> None:
+    """Modules are looked for in the working folder as well."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _unreachable(name: str, place: str, problem: object) -> UserError:
+    return UserError(f"{name}: {problem}; start where the module {place} can be imported, or install its package")
+
+
+def _import(place: str, name: str) -> ModuleType:
+    """A module, looked for in the working folder as well."""
+    _look_here()
     try:
         return importlib.import_module(place)
     except ImportError as problem:
-        raise UserError(
-            f"{name}: {problem}; start where the module {place} can be imported, or install its package"
-        ) from None
+        raise _unreachable(name, place, problem) from None
 
 
-def _file(path: Path) -> ModuleType:
-    """A Python file as a module."""
+def _existing(path: Path) -> Path:
     resolved = path.expanduser().resolve()
     if not resolved.is_file():
         raise UserError(f"there is no file {path}; check its path")
-    title = f"equipoise_file_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    return resolved
+
+
+def _file(path: Path) -> ModuleType:
+    """A Python file as a module; a file that has changed since is run anew."""
+    resolved = _existing(path)
+    known = hashlib.sha256(str(resolved).encode() + resolved.read_bytes()).hexdigest()[:8]
+    title = f"equipoise_file_{resolved.stem}_{known}"
     if title not in sys.modules:
         spec = importlib.util.spec_from_file_location(title, resolved)
         assert spec is not None and spec.loader is not None

@@ -30,7 +30,8 @@ def unknown(what: str, name: str, known: Iterable[str], aliases: Mapping[str, st
     names = list(known)
     close = meant(name, names, aliases)
     hint = f"; did you mean '{close}'?" if close else ""
-    return UserError(f"there is no {what} '{name}'{hint or ';'} {what}s: {', '.join(names) or 'none'}")
+    several = f"{what}es" if what.endswith("s") else f"{what}s"
+    return UserError(f"there is no {what} '{name}'{hint or ';'} {several}: {', '.join(names) or 'none'}")
 
 
 def _bare(name: str) -> str:

@@ -12,13 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from equipoise.core.errors import UserError, first_few
+from equipoise.core.outside import short_name
+from equipoise.core.plugins import is_plugin
 from equipoise.core.storage import write_text
 from equipoise.data import sources
 from equipoise.data.config import DataConfig
@@ -49,7 +51,7 @@ SKIP = "(data.skip_unreadable = true, or --skip-unreadable for run and data prep
 
 def open_store(config: DataConfig) -> Store:
     """The prepared store that `config` asks for; made now if it is missing and the raw images are known."""
-    if hasattr(_source(config), "opened") or ":" in config.name:
+    if hasattr(_source(config), "opened") or ":" in config.name or is_plugin("source", config.name):
         return prepare(config, progress=False)
     store = Store(store_folder(config))
     if store.exists():
@@ -80,7 +82,7 @@ def _as_setting(value: object) -> str:
 
 def store_folder(config: DataConfig) -> Path:
     """Where the store of `config` lies: one folder per source, size and way of preparing."""
-    kind, _, argument = config.name.partition(":")
+    kind, argument = _kind_and_argument(config.name)
     name = f"{kind}-{_size(config)}px"
     if config.crop != "centre":
         name += f"-{config.crop}"
@@ -96,6 +98,14 @@ def store_folder(config: DataConfig) -> Path:
         own += [getattr(config, key) for key in OF_FILES if getattr(config, key) != getattr(usual, key)]
         name += f"-{path.stem}-{hashlib.sha256(''.join(map(str, own)).encode()).hexdigest()[:8]}"
     return config.store_root() / name
+
+
+def _kind_and_argument(name: str) -> tuple[str, str]:
+    """What a source is called in folders, and the path that is told apart there; that of a plug-in is its name."""
+    if is_plugin("source", name):
+        return short_name(name), name
+    kind, _, argument = name.partition(":")
+    return kind, argument
 
 
 def prepare(
@@ -114,12 +124,15 @@ def prepare(
         UserError: for missing and unreadable images, unless `config.skip_unreadable`
     """
     source = _source(config)
-    argument = config.name.partition(":")[2]
     if hasattr(source, "opened"):
         if from_dir is not None:
             raise UserError(f"images of {config.name} are made, not read: leave --from out")
         return source.opened(config, config.store_root())
-    root = Path(argument) if argument else from_dir or config.root
+    root = from_dir or config.root
+    if is_plugin("source", config.name):
+        root = root or Path()
+    elif argument := config.name.partition(":")[2]:
+        root = Path(argument)
     if root is None:
         raise UserError(f"say where the raw files of {config.name} are: --from DIR or data.root")
     listing = source.listing(config, root.expanduser())
@@ -146,7 +159,7 @@ def _windows_hint(missing: list[str]) -> str:
     )
 
 
-def _source(config: DataConfig) -> ModuleType:
+def _source(config: DataConfig) -> Any:
     """The module of the source, once it is clear that it will heed the settings."""
     source = sources.load(config.name)
     heeded, usual = getattr(source, "HEEDS", ()), DataConfig()

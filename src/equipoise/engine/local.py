@@ -24,7 +24,7 @@ from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
 from equipoise.core.errors import UserError
-from equipoise.core.outside import is_outside
+from equipoise.core.plugins import is_plugin
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.base import Engine, Outcomes, Place, shared_part
@@ -171,7 +171,7 @@ class _Pool:
             config.compute.workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(config, None if is_outside(config.method) else engine.method, engine.federation),
+            initargs=(config, None if is_plugin("method", config.method) else engine.method, engine.federation),
         )
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:

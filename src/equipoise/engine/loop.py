@@ -19,6 +19,7 @@ from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, Conversation, Replies, payload_bytes
 from equipoise.core.errors import UserError
+from equipoise.core.plugins import described
 from equipoise.core.storage import write_text
 from equipoise.core.streams import stream
 from equipoise.core.version import __version__
@@ -190,6 +191,7 @@ class Run:
             channels=self.federation.channels,
             **({} if (seen := self.federation.features) is None else {"features": list(seen.shape)}),
             warnings=warnings,
+            plugins=[vars(described(kind, name)) for kind, name in self.config.used_plugins()],
             disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
             paper=self.method.paper,
             parameters=sum(p.numel() for p in net.parameters()),
@@ -338,7 +340,7 @@ class Run:
             self.selection.note(number, [*scores, *trained], missing)
         if last:
             chosen = self.selection.record()
-            self._tell("selection", rule=settings.rule, metric=settings.metric, view=self.selection.view, **chosen)
+            self._tell("selection", rule=settings.rule, metric=settings.score, view=self.selection.view, **chosen)
 
     def _tell_undone(self, number: int) -> None:
         for (site, what), why in self.engine.undone.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.components import get_component
 from equipoise.contract.component import Component, Options
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
@@ -54,9 +55,21 @@ def resumed(
         return None
     if latest.digest != config.digest() and not _extends(folder, config, latest):
         raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
+    _check_plugins(folder, config)
     if latest.data != data:
         raise UserError(f"the data has changed since the run in {folder} began; choose another --out")
     return latest
+
+
+def _check_plugins(folder: Path, config: Config) -> None:
+    """Refuse to go on with a plug-in whose source has changed since the run began."""
+    path = folder / "config.toml"
+    recorded = tomllib.loads(path.read_text(encoding="utf-8")).get("plugins", {}) if path.exists() else {}
+    for name, digest in config.plugins.items():
+        if recorded.get(name, digest) != digest:
+            raise UserError(
+                f"the {name} has changed since the run in {folder} began; put its file back, or choose another --out"
+            )
 
 
 def warned_on_resume(log: Path, useless: Sequence[int], device: str) -> Iterator[str]:
@@ -170,15 +183,24 @@ def ineffective(setting: Setting, method: Method, tested: Sequence[str], judged:
         table, _, name = key.partition(".")
         if values[table][name] != usual[table][name]:
             yield f"{key} = {values[table][name]!r} has no effect: {reason}"
-    added = [(component.name, component) for component in components if component.name in config.components]
+    chosen = {get_component(name).name for name in config.components}
+    added = [(component.name, component) for component in components if component.name in chosen]
     for where, part in (*tables_in(config), (config.method, setting.options), *added):
         idle = {} if where in replaced else part.without_effect(setting)
         always = part.distinctive if isinstance(part, Options) else ()
+        suited = part.suited(config.train.rounds) if isinstance(part, Options) else {}
         for name, reason in idle.items():
             if "." not in name:
                 value = getattr(part, name)
-                if name in always or value != type(part).model_fields[name].default:
+                usual = suited.get(name, type(part).model_fields[name].default)
+                if name in always or value != usual:
                     yield f"{where}.{name} = {value!r} has no effect: {reason}"
+    usual_loss = method.defaults.get("train", {}).get("loss", "ce")
+    if config.train.loss == "ce" != usual_loss and "train.loss" not in replaced and not config.components:
+        yield (
+            f"train.loss = 'ce' takes the loss of {config.method} away, which is {usual_loss}; leave train.loss out to "
+            "keep it"
+        )
     if config.evaluation.select == "site" and judged == "global":
         yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:

@@ -24,7 +24,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.extras import imported
 from equipoise.core.streams import generator
 from equipoise.data.federation import Federation
-from equipoise.metrics import METRICS
+from equipoise.metrics import METRICS, metric_of
 
 #: models of a site that a round measures at most: global, personal
 VIEWS = 2
@@ -55,7 +55,7 @@ def check_private(config: Config, method: Method, setting: Setting) -> None:
         raise UserError(
             f"privacy.epsilon keeps numbers of images private, and {setting.task.name} counts pixels; leave it out"
         )
-    metric = next(metric for metric in METRICS if metric.name == config.evaluation.metric)
+    metric = metric_of(config.evaluation.metric)
     if metric.needs != "confusion" and config.evaluation.rule == "best":
         raise UserError(
             f"under privacy.epsilon only confusion matrices leave a site, and evaluation.metric = {metric.name!r} "

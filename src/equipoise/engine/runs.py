@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
+from equipoise.contract.component import Options
 from equipoise.contract.config import Config, override, parse_config, parse_toml, read_raw
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
+from equipoise.core.plugins import check_unchanged, described, is_plugin
 from equipoise.core.table import dotted, written
 from equipoise.data import load_federation
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.methods import all_options, check_task, get_method, method_names, option_tables
+from equipoise.metrics import metric_of
 from equipoise.tasks import get_task
 
 #: images up to this size train the small net where the config names none
@@ -42,12 +46,59 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     where = where or " with ".join(text for text in (source, set_here) if text) or "config"
     config = parse_config(raw, option_tables(raw), where)
     table = short_name(name)
+    config = _suited(
+        config, {table: get_method(name).options} | {get_component(part).name: get_component(part) for part in added}
+    )
     options = {table: all_options(name, config.methods.get(table, {}))}
-    options |= {name: written(component_of(name, config)) for name in added if name != "npr"}
+    parts = [component_of(part, config) for part in added if part != "npr"]
+    options |= {component.name: written(component) for component in parts}
     tables = config.methods | {key: table for key, table in options.items() if table}
-    config = config.model_copy(update={"methods": dict(sorted(tables.items()))})
+    config = config.model_copy(update={"methods": dict(sorted(tables.items())), "plugins": _hashes(config)})
     get_method(name).components_of(config)  # what does not fit together is told here, before anything is written
+    if is_plugin("metric", config.evaluation.metric):
+        metric_of(config.evaluation.metric)
     return config
+
+
+def _suited(config: Config, kinds: Mapping[str, type[Options]]) -> Config:
+    """The config with options that suit its number of rounds, where it sets none."""
+    found = {
+        table: {**kind.suited(config.train.rounds)} | config.methods.get(table, {}) for table, kind in kinds.items()
+    }
+    return config.model_copy(update={"methods": config.methods | {table: own for table, own in found.items() if own}})
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is known of a run before its data is loaded."""
+
+    config: Config
+
+
+def refuse_idle_parts(config: Config) -> None:
+    """Refuse a run in which what makes its method or component what it is cannot act."""
+    added = [component_of(name, config) for name in config.components]
+    parts = [(config.method, get_method(config.method).options_of(config))]
+    for where, part in (*parts, *((component.name, component) for component in added)):
+        idle = part.without_effect(Planned(config))
+        for name in part.distinctive:
+            if name in idle:
+                raise UserError(
+                    f"{where}.{name} = {getattr(part, name)!r} could not act: {idle[name]}. Change that, or run it "
+                    "all the same with --anyway (anyway=True in Python)"
+                )
+
+
+def _hashes(config: Config) -> dict[str, str]:
+    """The hashes of a config's plug-ins, once none differs from a hash that the config has written down."""
+    found = {}
+    for kind, name in config.used_plugins():
+        plugin = described(kind, name)
+        recorded = config.plugins.get(f"{kind} {name}")
+        if recorded is not None:
+            check_unchanged(plugin, recorded)
+        found[f"{kind} {name}"] = plugin.digest
+    return found
 
 
 def _composition_split(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +148,7 @@ def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
 def refuse_idle_options(settings: Sequence[str], method: str, components: Sequence[str] = ()) -> None:
     """Refuse `key=value` settings that are options of a method or a component which is not in the run."""
     name, *more = method.split("+")
-    used = {"npr", *components, *more, *loss_names().values()}
+    used = {"npr", *(get_component(part).name for part in (*components, *more)), *loss_names().values()}
     for setting in settings:
         table = setting.partition(".")[0].strip()
         if table in method_names() and table != name:
@@ -167,6 +218,8 @@ def decided_by_data(config: Config, federation: Federation) -> Config:
         large = (config.augment.size or federation.image_size) > SMALL_PIXELS
         found["net"] = config.net.model_copy(update={"name": task.nets[large]})
     known = [metric.name for metric in task.metrics if metric.chooses]
+    if task.name == "classification" and is_plugin("metric", config.evaluation.metric):
+        known.append(config.evaluation.metric)
     if config.evaluation.metric not in known:
         if "metric" in config.evaluation.model_fields_set:
             raise UserError(

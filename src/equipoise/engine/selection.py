@@ -43,14 +43,14 @@ class Selection:
         judged = [
             score
             for score in scores
-            if score.part == "valid" and score.view == self.view and score.metric(settings.metric) is not None
+            if score.part == "valid" and score.view == self.view and score.metric(settings.score) is not None
         ]
-        value = mean_over_sites([s.summary for s in judged])["metrics"][settings.metric] if judged else None
+        value = mean_over_sites([s.summary for s in judged])["metrics"][settings.score] if judged else None
         self.federation = self._better(self.federation, number, value, missing)
         if self.by_site:
             for score in judged:
                 before = self.sites.get(score.site, {})
-                self.sites[score.site] = self._better(before, number, score.metric(settings.metric))
+                self.sites[score.site] = self._better(before, number, score.metric(settings.score))
         self._keep(number, [score for score in scores if score.part == "test"])
 
     def _better(self, before: Choice, number: int, value: float | None, missing: Sequence[str] = ()) -> Choice:

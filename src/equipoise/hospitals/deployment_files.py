@@ -84,6 +84,9 @@ class SiteFile(DeploymentFile):
     data: DataConfig
     seed: int = Field(1, ge=0, lt=2**32, description="draws the partition, where the data is one that is partitioned")
     policy: dict[str, list[str]] = Field(description="{action: entries that may leave}; see `equipoise methods show`")
+    plugins: tuple[str, ...] = Field(
+        (), description="plug-ins that a run may use here: file.py or package.module, as the run names them"
+    )
     least: int = Field(
         LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
     )

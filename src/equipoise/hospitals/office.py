@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,7 @@ from equipoise.hospitals.parcels import (
     seal,
     write_counts,
 )
+from equipoise.hospitals.plugins import check_plugins
 from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
 from equipoise.hospitals.security import write_secret
 from equipoise.methods import get_method, option_tables
@@ -87,6 +88,7 @@ class Office:
         verify: raises UnreadableParcel unless the coordinator signed the parcel
         data: how the site's images were prepared, which those that its models meet later must be, too
         least: the site refuses runs whose `privacy.least` is lower
+        plugins: names of plug-ins that a run may use here
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Office:
         verify: Callable[[Parcel], None] = lambda parcel: None,
         data: DataConfig | None = None,
         least: int = 0,
+        plugins: Sequence[str] = (),
     ):
         self.site = site
         self.federation = federation
@@ -106,6 +109,7 @@ class Office:
         self.folder = folder
         self.policy = policy
         self.device = device
+        self.plugins = plugins
         self.verify = verify
         self.prepared = {name: getattr(data, name) for name in PREPARATION} if data else {}
         self._descriptions: dict[int, dict[str, Any]] = {}
@@ -158,7 +162,7 @@ class Office:
     def _describe(self, header: Mapping[str, Any]) -> Parcel:
         description = self._description(self.least)
         if "config" in header:
-            config = _parse(header["config"])
+            config = _parse(header["config"], self.plugins)
             self._allow(config, _client(config))
             description = self.described(config)
         return _reply(description=description, version=__version__)
@@ -199,7 +203,7 @@ class Office:
     def _work(self, text: str) -> Workplace:
         """The workplace for a config; it stays while the config does."""
         if self._workplace is None or self._workplace[0] != text:
-            config = _parse(text)
+            config = _parse(text, self.plugins)
             torch.set_num_threads(config.compute.threads)
             method = get_method(config.method)
             try:
@@ -320,9 +324,10 @@ class Records:
         return self.folder / "replies" / f"{safe_name(header['version'])}-{safe_name(header['identity'])}.safetensors"
 
 
-def _parse(text: str) -> Config:
+def _parse(text: str, allowed: Sequence[str]) -> Config:
     raw = tomllib.loads(text)
     try:
+        check_plugins(raw, allowed)
         return parse_config(raw, option_tables(raw), "the server's config")
     except UserError as problem:
         raise Refused(str(problem)) from None

@@ -18,6 +18,7 @@ from equipoise.data import load_federation
 from equipoise.engine.payload_files import safe_name
 from equipoise.hospitals.authority import Authority, general_name
 from equipoise.hospitals.deployment_files import LEAST, ServerFile
+from equipoise.hospitals.plugins import run_at_sites
 from equipoise.hospitals.policy import policy_for
 from equipoise.hospitals.processes import Child, free_port
 from equipoise.hospitals.security import keep_private, new_key_pair
@@ -109,6 +110,7 @@ def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = Non
             "poll": POLL,
             "least": min(config.privacy.least, LEAST) if "least" in config.privacy.model_fields_set else LEAST,
             "policy": policy_for(get_method(config.method).client_class(config)),
+            "plugins": run_at_sites(config),
             "data": data,
         }
         write_text(file, file.read_text() + tomli_w.dumps(given))

@@ -116,6 +116,7 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         verifier(settings.coordinator) if settings.coordinator and not insecure else lambda parcel: None,
         settings.data,
         settings.least,
+        settings.plugins,
     )
     sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
     ledger = Ledger(settings.state)

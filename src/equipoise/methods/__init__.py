@@ -19,9 +19,11 @@ from equipoise.contract.config import Config
 from equipoise.contract.fitting import check_fit, check_needs_of_task
 from equipoise.contract.method import Method, Options
 from equipoise.contract.single import check_sums
-from equipoise.core.definitions import modules_in, summary
+from equipoise.core import plugins
+from equipoise.core.definitions import names_in_papers
 from equipoise.core.errors import UserError
-from equipoise.core.outside import code_digest, find, give, is_outside, reachable, short_name
+from equipoise.core.outside import short_name
+from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import unknown
 from equipoise.core.table import written
 from equipoise.tasks import Task
@@ -42,11 +44,11 @@ def get_method(name: str) -> Method:
 
     The name of a composition, such as `fedbn+margins`, gives the method that it begins with.
     """
-    if is_outside(name):
-        return dataclasses.replace(_from_outside(name), compose=composition)
     name = name.split("+")[0]
     if name not in method_names():
-        raise unknown("method", name, method_names(), _names_in_papers())
+        if is_plugin("method", name):
+            return dataclasses.replace(_from_outside(name), compose=composition)
+        raise unknown("method", name, [*method_names(), *entry_names("method")], names_in_papers("methods"))
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     if not hasattr(module, "METHOD"):
         raise UserError(f"{module.__file__} defines no METHOD; files whose names begin with _ need none")
@@ -56,7 +58,7 @@ def get_method(name: str) -> Method:
 
 def _from_outside(name: str) -> Method:
     """The method of a file, a module or a Python program, described by its file or its client."""
-    found = find(name, default="METHOD")
+    found = plugins.find("method", name)
     if not isinstance(found, Method):
         raise UserError(f"{name} is {type(found).__name__} and no equipoise.Method; name one")
     told = inspect.getdoc(sys.modules.get(found.client.__module__)) or inspect.getdoc(found.client) or ""
@@ -65,17 +67,8 @@ def _from_outside(name: str) -> Method:
 
 def named(method: Method) -> str:
     """The name of a method that Python gives as an object, as configs hold it."""
-    home = method.client.__module__
-    for name, value in vars(sys.modules[home]).items() if home in sys.modules else ():
-        if value is method and reachable(method, home, name):
-            return f"{home}:{name}"
     title = method.client.__name__.removesuffix("Client")
-    return give(title, method, code_digest(method.server, method.client, method.options))
-
-
-def _names_in_papers() -> dict[str, str]:
-    """The methods by what their papers call them: the first words of their files, such as PRR-Imbalance."""
-    return {summary(path).partition(":")[0]: name for name, path in modules_in("methods").items()}
+    return plugins.named(method, method.server, method.client, method.options, home=method.client, title=title)
 
 
 def measured_costs() -> dict[str, dict[str, float]]:
@@ -88,7 +81,8 @@ def composition(method: Method, config: Config) -> Sequence[Component]:
     options = method.options_of(config)
     chosen = components.chosen(config, options.components(), options.holds())
     found = [component.fitted(options.lacks(), chosen) for component in chosen]
-    check_fit(config.method, options, found, config.components, config.net.lacks())
+    added = [components.get_component(name).name for name in config.components]
+    check_fit(config.method, options, found, added, config.net.lacks())
     if config.privacy.secure_sums:
         own = [component.name for component in options.components()]
         check_sums(config, sheet_of(method.client, found, own, method.names), options, found, method.pooled)
@@ -103,9 +97,11 @@ def check_task(config: Config, task: type[Task]) -> None:
 
 def option_tables(keys: Iterable[str]) -> dict[str, type[Options]]:
     """The option tables among the keys of a config: those named like a method or a component."""
-    found: dict[str, type[Options]] = {key: get_method(key).options for key in set(keys) & set(method_names())}
-    name = str(keys.get("method", "")) if isinstance(keys, Mapping) else ""
-    found |= {short_name(name): get_method(name).options} if is_outside(name) else {}
+    known = {*method_names(), *entry_names("method")}
+    found: dict[str, type[Options]] = {key: get_method(key).options for key in set(keys) & known}
+    name = str(keys.get("method", "")).split("+")[0] if isinstance(keys, Mapping) else ""
+    if name not in known and is_plugin("method", name):
+        found[short_name(name)] = get_method(name).options
     return found | components.component_tables(keys)
 
 

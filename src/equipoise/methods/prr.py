@@ -6,13 +6,13 @@ Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.components.cpa import CPA
+from equipoise.components.cpa import CPA, warmup_in
 from equipoise.components.deputy import Deputy, next_stage
 from equipoise.components.fourier import Fourier
 from equipoise.components.local_norm import LocalNorm
@@ -53,7 +53,9 @@ class Options(MethodOptions):
     cpa_local: bool = Field(True, description="classes weigh by how far local and global prototypes part (Eq. 11)")
     beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
     tau: float = Field(3.0, ge=1, description="Eq. 12: the smaller, the more a distance between prototypes weighs")
-    warmup: int = Field(15, ge=0, description="rounds before prototypes begin to weigh")
+    warmup: int = Field(
+        15, ge=0, description="rounds before prototypes begin to weigh; of fewer than 50 rounds three tenths"
+    )
     spread: Literal["biased", "clamped", "none"] = Field(
         "biased", description="deviation around the mean of prototypes: the paper's, the released (>= 1), or none"
     )
@@ -74,6 +76,10 @@ class Options(MethodOptions):
         if self.recover > self.sublimate:
             raise ValueError(f"recover = {self.recover} is above sublimate = {self.sublimate}")
         return self
+
+    @classmethod
+    def suited(cls, rounds: int) -> Mapping[str, Any]:
+        return {"warmup": warmup_in(rounds)}
 
     def components(self) -> Sequence[Component]:
         found: list[Component] = [

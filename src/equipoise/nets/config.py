@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import meant
 from equipoise.core.table import LATER, Table
 from equipoise.nets.architectures import net_names
@@ -31,7 +32,7 @@ class NetConfig(Table):
     name: str = Field(
         "small-cnn",
         description=", ".join(f"`{name}`" for name in net_names())
-        + "; `package.module:function` or `file.py:function` (`make(num_classes, channels)` gives a module), "
+        + "; `package.module[:function]` or `file.py[:function]` (`make(num_classes, channels)` gives a module), "
         "`monai:NAME`, `hf:NAME_OR_FOLDER`.",
     )
     weights: str = "none"
@@ -105,14 +106,14 @@ class NetConfig(Table):
     @property
     def outside(self) -> bool:
         """Whether the net comes from outside this package."""
-        return ":" in self.name
+        return self.name not in net_names() and (":" in self.name or is_plugin("net", self.name))
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
         known = net_names()
-        if ":" not in name and name not in known:
-            close = meant(name, known)
+        if ":" not in name and name not in known and not is_plugin("net", name):
+            close = meant(name, [*known, *entry_names("net")])
             hint = f"; did you mean '{close}'?" if close else ""
             raise ValueError(f"there is no net '{name}'{hint} nets: {', '.join(known)}, or from outside: see net.name")
         return name

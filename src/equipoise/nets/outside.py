@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError, first_line, is_memory
-from equipoise.core.outside import code_digest, find, give, reachable
+from equipoise.core.outside import code_digest, give, reachable
+from equipoise.core.plugins import find
 from equipoise.core.suggestions import meant
 from equipoise.nets.base import NORM_LAYERS, Net
 from equipoise.nets.config import NetConfig
@@ -176,7 +177,7 @@ def made_outside(config: NetConfig, num_classes: int, channels: int) -> nn.Modul
         return _from_monai(name, num_classes, channels, arguments)
     if kind == "hf":
         return _from_hub(name, num_classes, channels, config.weights, arguments)
-    make = find(config.name)
+    make = find("net", config.name)
     if not callable(make):
         raise UserError(f"{config.name} is no function; name one that takes (num_classes, channels) and gives a module")
     made = make(num_classes, channels, **arguments)

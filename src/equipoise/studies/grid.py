@@ -178,8 +178,13 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     others = tuple(f"methods.{method}." for method in method_names() if method != planned.method)
     ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store", "evaluation.batch_size", *others)
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
-    differing = [key for key in keys if found.get(key) != wanted.get(key)]
+    differing = [key for key in keys if found.get(key) != wanted.get(key) and not _unrecorded(key, found)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
+
+
+def _unrecorded(key: str, recorded: Mapping[str, Any]) -> bool:
+    """Whether a key is the hash of a plug-in, which runs of earlier versions did not write down."""
+    return key.startswith("plugins.") and key not in recorded
 
 
 def listed(names: Iterable[str]) -> str:

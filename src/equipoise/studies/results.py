@@ -145,7 +145,7 @@ def selection_rule(runs: Iterable[RunResult], part: str) -> str:
 
 def _rule(config: dict[str, Any]) -> str:
     settings = EvaluationConfig.model_validate(config["evaluation"])
-    title = METRIC_TITLES[settings.metric]
+    title = METRIC_TITLES.get(settings.score, settings.score)
     metric = title[0].lower() + title[1:]
     models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
     own = "for each site " if settings.select == "site" else ""

@@ -41,7 +41,7 @@ class DataSeen:
             json.dumps(asked, sort_keys=True),
             json.dumps([start.classes, judging]),
             start.judging_data,
-            (start.config["seed"], get_method(start.method).pooled),
+            (start.config["seed"], get_method(start.config.get("method", start.method)).pooled),
             start.data,
         )
 

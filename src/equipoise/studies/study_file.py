@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from equipoise.contract.config import Table, parse_toml, validated
-from equipoise.core.definitions import modules_in
+from equipoise.core.definitions import modules_in, names_in_papers
 from equipoise.core.errors import UserError
-from equipoise.core.outside import is_outside
+from equipoise.core.plugins import entry_names, is_plugin
+from equipoise.core.suggestions import unknown
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 
@@ -220,8 +221,10 @@ def _check_methods(study: StudyConfig, source: str) -> None:
     """Refuse rows of methods that do not exist, and options of methods that no row has."""
     known, methods = list(modules_in("methods")), {row.method.split("+")[0] for row in study.rows}
     for row in study.rows:
-        if row.method.split("+")[0] not in known and not is_outside(row.method):
-            raise UserError(f"{source}: row {row.name}: there is no method '{row.method}'; methods: {', '.join(known)}")
+        name = row.method.split("+")[0]
+        if name not in known and not is_plugin("method", name):
+            told = unknown("method", name, [*known, *entry_names("method")], names_in_papers("methods"))
+            raise UserError(f"{source}: row {row.name}: {told}")
     for settings in (study.settings, *(data.settings for data in study.data)):
         for table in settings:
             if table in known and table not in methods:

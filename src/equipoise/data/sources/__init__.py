@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
+from equipoise.core.definitions import names_in_papers
 from equipoise.core.errors import UserError, as_text, first_few
+from equipoise.core.plugins import entry_names, find, is_plugin
 from equipoise.core.suggestions import meant
 from equipoise.data.config import DataConfig
 from equipoise.data.raw import Location, walk_images
@@ -131,10 +132,14 @@ def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
     yield from (" = ".join(names) for names in places.values() if len(names) > 1)
 
 
+def source_names() -> list[str]:
+    """The built-in sources, in alphabetical order."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+
+
 def known() -> dict[str, str]:
-    """The sources by name, each with one line about it."""
-    names = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
-    return {name: _module(name).TITLE for name in names}
+    """The built-in sources by name, each with one line about it."""
+    return {name: load_kind(name).TITLE for name in source_names()}
 
 
 def terms(name: str) -> dict[str, str]:
@@ -143,47 +148,56 @@ def terms(name: str) -> dict[str, str]:
     return {what: getattr(module, what.upper()) for what in ("licence", "obtain") if hasattr(module, what.upper())}
 
 
-def _module(name: str) -> ModuleType:
-    """The module of a source, once it holds all that others read there."""
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+def load_kind(name: str) -> Any:
+    """The source that the part of a `data.name` before its colon asks for; a plug-in's name is one part."""
+    if is_plugin("source", name):
+        return _sound(find("source", name), name, UserError)
+    kind = name.partition(":")[0]
+    return _sound(importlib.import_module(f"{__name__}.{kind.replace('-', '_')}"), f"{__name__}.{kind}", TypeError)
+
+
+def _sound(source: Any, name: str, error: type[Exception]) -> Any:
+    """A source, once it holds all that is read there."""
     sound = {
-        "TITLE": isinstance(getattr(module, "TITLE", None), str),
-        "SIZE": isinstance(getattr(module, "SIZE", None), int),
-        f"PARTITION ({', '.join(PARTITIONS)})": getattr(module, "PARTITION", None) in PARTITIONS,
+        "TITLE": isinstance(getattr(source, "TITLE", None), str),
+        "SIZE": isinstance(getattr(source, "SIZE", None), int),
+        f"PARTITION ({', '.join(PARTITIONS)})": getattr(source, "PARTITION", None) in PARTITIONS,
         "listing(config, root), or opened(config, root)": any(
-            callable(getattr(module, way, None)) for way in ("listing", "opened")
+            callable(getattr(source, way, None)) for way in ("listing", "opened")
         ),
     }
     lacking = [what for what, there in sound.items() if not there]
     if lacking:
-        raise TypeError(f"{module.__name__} is no source of data yet: it needs {', '.join(lacking)}")
-    return module
+        raise error(f"{name} is no source of data yet: it needs {', '.join(lacking)}")
+    return source
 
 
-def load(name: str) -> ModuleType:
-    """The module of the source that a `data.name` such as "pbc" or "folder:DIR" asks for."""
+def load(name: str) -> Any:
+    """The source that a `data.name` such as "pbc", "folder:DIR" or "my_source.py" asks for."""
+    if is_plugin("source", name):
+        return load_kind(name)
     kind, _, argument = name.partition(":")
-    available = known()
+    available = source_names()
     if kind not in available:
-        hint = _meant(name, list(available))
+        hint = _meant(name, [*available, *entry_names("source")])
         own = "for your own images folder:DIR or manifest:FILE"
         raise UserError(f"unknown data {name!r}{hint}; known: {', '.join(available)}; {own}")
-    wanted = getattr(_module(kind), "ARGUMENT", "")
+    wanted = getattr(load_kind(kind), "ARGUMENT", "")
     form = f"{kind}:{wanted}" if wanted else kind
     if (form != kind) != bool(argument):
         raise UserError(f"data {name!r} should be written {form}")
-    return _module(kind)
+    return load_kind(kind)
 
 
 def lists_own_files(name: str) -> bool:
     """Whether `data.name` asks for a user's own files: a path says where a listing of them is made."""
-    source = _module(name.partition(":")[0])
+    source = load_kind(name)
     return hasattr(source, "ARGUMENT") and hasattr(source, "listing")
 
 
 def is_drawn(name: str) -> bool:
     """Whether `data.name` asks for images that no file holds."""
-    source = _module(name.partition(":")[0])
+    source = load_kind(name)
     return hasattr(source, "opened") and not hasattr(source, "ARGUMENT")
 
 
@@ -193,7 +207,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
         return f"; did you mean manifest:{name}?"
     if Path(name).is_dir():
         return f"; did you mean folder:{name}?"
-    close = meant(name.partition(":")[0], known)
+    close = meant(name.partition(":")[0], known, names_in_papers("data/sources"))
     return f"; did you mean {close}?" if close else ""
 
 
