@@ -38,6 +38,9 @@ class Vacant(Component):
     )
     suppression: float = Field(0.005, ge=0, description="weight of the suppression of wrong classes' logits")
 
+    def gives(self) -> AbstractSet[str]:
+        return {"absent classes"} if self.distillation else set()
+
     def needs(self) -> AbstractSet[str]:
         return {"model", "net trains", "plain forward", "one training ask"}
 

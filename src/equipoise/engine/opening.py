@@ -140,8 +140,10 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
         return
     trained = [site["train"] for site in sites if any(site["train"])]
     missing_somewhere = any(any(counts) and not all(counts) for counts in zip(*trained, strict=True))
-    lacks = setting.options.lacks().union(*(component.lacks() for component in method.components_of(config)))
-    if missing_somewhere and "absent classes" in lacks:
+    components = method.components_of(config)
+    lacks = setting.options.lacks().union(*(component.lacks() for component in components))
+    given = {word for component in components for word in component.gives()}
+    if missing_somewhere and "absent classes" in lacks - given:
         yield (
             f"some sites lack classes that others have; {config.method} hardly trains the weights of such classes "
             "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
