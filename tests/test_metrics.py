@@ -238,3 +238,13 @@ def test_fedbms_score_is_the_sum_that_its_authors_choose_rounds_by():
     )
     assert "fedbm_score" not in measure(counts)
     assert measure(counts, "fedbm_score")["fedbm_score"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("images", [2_047, 2_048, 3_000, 9_000])
+def test_auc_of_more_images_than_are_sorted_at_a_time(images):
+    """More pieces than classes are no pieces without a class."""
+    random = np.random.default_rng(1)
+    labels = random.integers(0, 3, images)
+    scores = random.random((images, 3))
+    wanted = [reference.roc_auc_score(labels == place, scores[:, place]) for place in range(3)]
+    np.testing.assert_allclose(per_class_auc(labels, scores), wanted, rtol=1e-9)

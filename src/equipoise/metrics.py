@@ -331,7 +331,8 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
     present = np.flatnonzero(np.bincount(true, minlength=len(areas)))
     if len(present) > 1:
         drawn = present[np.isfinite(scores[:, present]).all(axis=0)]
-        for some in np.array_split(drawn, drawn.size * len(true) // CURVE_CELLS + 1) if drawn.size else ():
+        pieces = min(drawn.size * len(true) // CURVE_CELLS + 1, drawn.size)
+        for some in np.array_split(drawn, pieces) if pieces else ():
             areas[some] = _areas_under_curves(np.equal(true, some[:, None]), scores.T[some])
     return areas
 

@@ -7,7 +7,7 @@ import torch
 
 from clients import COUNTS, new_client, noise_batch
 from equipoise.contract.method import Setting
-from equipoise.engine.opening import cautions, ineffective
+from equipoise.engine.opening import cautions, ineffective, without_own_loss
 from equipoise.losses import difficulty_margins
 from equipoise.methods import get_method, method_names
 from harness import events, run_tiny, tiny_config, tiny_federation
@@ -187,3 +187,16 @@ def test_options_that_act_are_not(settings):
 @pytest.mark.parametrize(("rounds", "told"), [(4, True), (5, True), (6, False)])
 def test_a_generator_that_no_round_would_use_is_told(rounds, told):
     assert bool(useless(f"train.rounds={rounds}", method="fedbm")) == told
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "warned"), [("fednpr-per", "ce", 1), ("fednpr", "focal", 1), ("fedavg", "ce", 0)]
+)
+def test_a_loss_that_a_preset_takes_away_is_named(method, loss, warned):
+    config = tiny_config(method, f"train.loss={loss}")
+    found = list(without_own_loss(Setting.of(config, get_method(method), tiny_federation(config)), get_method(method)))
+    assert len(found) == warned
+    assert all(f"train.loss = '{loss}'" in text and "balanced_softmax" in text for text in found)
+    usual = tiny_config(method)
+    setting = Setting.of(usual, get_method(method), tiny_federation(usual))
+    assert not list(without_own_loss(setting, get_method(method)))

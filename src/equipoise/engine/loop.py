@@ -42,6 +42,7 @@ from equipoise.engine.opening import (
     resumed,
     rounds_before,
     warned_on_resume,
+    without_own_loss,
 )
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.private import CERTIFICATE, certificate, check_private
@@ -175,6 +176,7 @@ class Run:
             *approximate(self.config.privacy.limit),
             *alone(self.setting, self.method, self.sites),
             *cautions(self.setting, self.method, self.data_told["sites"]),
+            *without_own_loss(self.setting, self.method),
             *self.setting.options.cautions(self.setting, self.data_told["sites"]),
         ]
         self._tell(

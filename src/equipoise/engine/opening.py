@@ -162,6 +162,16 @@ def approximate(least: int) -> Iterator[str]:
         )
 
 
+def without_own_loss(setting: Setting, method: Method) -> Iterator[str]:
+    """A warning where a preset or the user takes away the loss that a method consists of."""
+    usual, loss = method.defaults.get("train", {}).get("loss"), setting.config.train.loss
+    if usual and loss != usual:
+        yield (
+            f"train.loss = '{loss}' takes the place of {usual}, by which {setting.config.method} trains by default; "
+            f"--set train.loss={usual} brings it back"
+        )
+
+
 def alone(setting: Setting, method: Method, sites: Sequence[str]) -> Iterator[str]:
     """A warning where a method exchanges models, and there is one site to train on."""
     config = setting.config
