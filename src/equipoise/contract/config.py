@@ -26,6 +26,7 @@ from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
 from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.config import DataConfig
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 from equipoise.nets.config import NetConfig
 
@@ -33,7 +34,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""
 
 #: metrics that a round may be chosen by; those from outside are checked where they are loaded
-CHOOSING = tuple(metric.name for metric in METRICS if metric.chooses)
+CHOOSING = tuple(metric.name for metric in (*MASK_METRICS, *METRICS) if metric.chooses)
 
 
 def _chooses(name: str) -> str:

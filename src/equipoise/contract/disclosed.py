@@ -74,7 +74,8 @@ def _held_back(value: Value, rule: Rule | None, class_counts: Tensor, least: int
         few = (class_counts < least).reshape(-1, *[1] * (value.dim() - 1))
         return value.masked_fill(few, 0)
     if rule == "images":
-        return int(shown(class_counts, least).sum())
+        # Of masks, class counts are of pixels: what is held back is a share of all.
+        return round(int(value) * float(shown(class_counts, least).sum() / class_counts.sum()))  # type: ignore[arg-type]
     if rule == "total":
         return float(value) * float(shown(class_counts, least).sum() / class_counts.sum())  # type: ignore[arg-type]
     if rule == "share":

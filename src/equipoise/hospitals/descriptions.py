@@ -115,7 +115,7 @@ class ElsewhereSplit(Split):
         return "segmentation" if self.pixels > 1 else "classification"
 
     def __len__(self) -> int:
-        return int(self.counts.sum()) // self.pixels
+        return round(int(self.counts.sum()) / self.pixels)  # pixels of rare classes may be held back
 
     def __getattr__(self, name: str) -> Any:
         if name == "rows":
@@ -225,7 +225,7 @@ def _agreed_places(descriptions: Sequence[Mapping[str, Any]], kind: str) -> dict
 
 def training_images(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How many training images each site says it has."""
-    return {d["site"]: sum(d["counts"].get("train", ())) // _of(d)[1] for d in descriptions}
+    return {d["site"]: round(sum(d["counts"].get("train", ())) / _of(d)[1]) for d in descriptions}
 
 
 def digests(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
