@@ -98,7 +98,7 @@ class _Work:
         return _digest(self.views, *map(_told, self.pixels.views)) if self.views else ""
 
     def _build(self, pictures: Store, folder: Path, key: str) -> None:
-        count, began = len(pictures.packed), time.perf_counter()
+        count = len(pictures.packed)
         draft = Draft(
             folder.with_name(f"{folder.name}.partial"),
             {"key": key, "device": self.device.type, "shape": list(self.shape)},
@@ -114,7 +114,9 @@ class _Work:
                 f"features by {self.encoder.name}", total=draft.done.size, completed=int(draft.done.sum())
             )
             seen = _seen(pictures)
-            bar.advance(task, self._copied(draft, seen, pictures.folder.parent))
+            known = int(draft.done[:, 0].sum())
+            bar.advance(task, self._copied(draft, seen, pictures.folder.parent) - known)
+            began = time.perf_counter()
             for rows, view, images in self._batches(pictures, draft):
                 # On a GPU, features in full float32, which are those of a CPU but for rounding.
                 with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
@@ -142,21 +144,20 @@ class _Work:
 
     def _copied(self, draft: Draft, seen: np.ndarray, root: Path) -> int:
         """Take plain features of equal images from other stores; gives how many."""
-        wanted = {bytes(seen[row]): row for row in np.flatnonzero(~draft.done[:, 0]).tolist()}
-        found = 0
+        wanted: dict[bytes, list[int]] = {}
+        for row in np.flatnonzero(~draft.done[:, 0]).tolist():
+            wanted.setdefault(bytes(seen[row]), []).append(row)
         for about in sorted(root.glob(f"*/{ABOUT}")):
             if json.loads(about.read_text()).get("alike") != self._alike() or not wanted:
                 continue
             features = np.load(about.with_name(FEATURES), mmap_mode="r")
             others = {bytes(value): row for row, value in enumerate(np.load(about.with_name(IMAGES_SEEN)))}
-            both = sorted(wanted.keys() & others.keys(), key=wanted.__getitem__)
-            for start in range(0, len(both), BATCH):
-                some = both[start : start + BATCH]
-                rows = np.array([wanted[image] for image in some])
-                draft.write(rows, 0, features[[others[image] for image in some], 0])
-            found += len(both)
-            wanted = {image: row for image, row in wanted.items() if image not in others}
-        return found
+            pairs = [(row, others[image]) for image in wanted.keys() & others.keys() for row in wanted.pop(image)]
+            pairs.sort()
+            for start in range(0, len(pairs), BATCH):
+                rows, sources = np.array(pairs[start : start + BATCH]).T
+                draft.write(rows, 0, features[sources, 0])
+        return int(draft.done[:, 0].sum())
 
     def _batches(self, pictures: Store, draft: Draft) -> Iterator[tuple[np.ndarray, int, Tensor]]:
         """Batches that are not done: rows, view and images as the encoder takes them.
