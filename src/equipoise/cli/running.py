@@ -221,18 +221,18 @@ def _shown(number: float, digits: int) -> str:
 def print_headline(folders: list[Path]) -> None:
     """The results table of some runs, in per cent."""
     from equipoise.report import headline, read_run
-    from equipoise.report.run_tables import COLUMNS
-    from equipoise.report.wording import percent
+    from equipoise.report.run_tables import columns_of
 
     rows = headline([read_run(folder) for folder in folders])
     title = "test, %" if {*rows["part"]} <= {"test"} else "validation, % (no test results)"
     gap = 1 if console.width >= ROOMY else 0
     heading = "method" if (rows["label"] == rows["method"]).all() else "run"
     table = Table(heading, "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
-    for column in COLUMNS:
+    columns = columns_of(rows)
+    for column in columns:
         table.add_column(column.heading, justify="right")
     for _, row in rows.iterrows():
-        values = (percent(row[column.name]) for column in COLUMNS)
+        values = (column.told(row[column.name]) for column in columns)
         table.add_row(escape(row["label"]), row["view"], escape(row["title"].replace("mean over ", "")), *values)
     console.print(table)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from equipoise.metrics import METRICS
+from equipoise.report.measured import main_metric
 from equipoise.report.record import RunRecord
 
 
@@ -15,12 +15,14 @@ def metric_curves(run: RunRecord, metric: str, view: str, part: str = "valid") -
     return _by_round(scored[(scored["view"] == view) & (scored["part"] == part)], metric)
 
 
-def retrogress(run: RunRecord, metric: str = METRICS[0].name, part: str = "valid") -> pd.DataFrame:
+def retrogress(run: RunRecord, metric: str | None = None, part: str = "valid") -> pd.DataFrame:
     """The drop after communication, per site and round: positive where the site's model became worse.
 
-    The metric of the model right after local training, minus that of the model the site is left with when the
-    round ends (personal where rounds measured it, else global), in the same round on the same part.
+    The metric (by default the main one of the run's task) of the model right after local training, minus that of the
+    model the site is left with when the round ends. Both are of the same round and part. The latter model is the
+    personal one where rounds measured it, else the global one.
     """
+    metric = metric or main_metric(run).name
     before = metric_curves(run, metric, "trained", part)
     drops = before - metric_curves(run, metric, run.round_view, part)
     return drops.reindex(columns=before.columns).dropna(axis=0, how="all").dropna(axis=1, how="all")

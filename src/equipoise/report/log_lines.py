@@ -42,6 +42,7 @@ class Start(Line):
     paper: str = ""
     parameters: int | None = None
     model_bytes: int | None = None
+    task: str = "classification"
 
 
 class SiteRound(Line):

@@ -16,11 +16,12 @@ from markupsafe import Markup
 
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
-from equipoise.metrics import METRICS
 from equipoise.report import run_comparison as comparison
 from equipoise.report import run_figures
 from equipoise.report.curves import retrogress
 from equipoise.report.interval_tables import interval_sheet
+from equipoise.report.measured import EVERY, in_words, main_metric
+from equipoise.report.overlays import Overlay, overlays_of
 from equipoise.report.plotting import library
 from equipoise.report.record import RunRecord, read_run
 from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
@@ -37,6 +38,7 @@ from equipoise.report.run_tables import (
     unlike,
 )
 from equipoise.report.sheet import Sheet, sheet
+from equipoise.report.volume_figures import dice_boxes, worst_cases
 from equipoise.report.wording import duration, traffic
 
 #: what tells a report of runs from other files, reports of studies among them
@@ -48,14 +50,15 @@ RUN_FIGURES = {
     "work": run_figures.work_figure,
     "recall": run_figures.recall_map,
     "confusion": run_figures.confusion_matrices,
+    "volumes": dice_boxes,
     "sites": run_figures.site_pages,
     "federation": run_figures.federation_bubbles,
     "traffic": run_figures.traffic_per_round,
 }
 #: what a heading means, told on hover and to screen readers
-DEFINITIONS = {metric.title: metric.meaning for metric in METRICS} | {
-    "Worst site": "Lowest balanced accuracy of a site.",
-    "Spread over sites": "Standard deviation of balanced accuracy over all sites.",
+DEFINITIONS = {metric.title: metric.meaning for metric in EVERY} | {
+    "Worst site": "Lowest score of a site: balanced accuracy, or Dice.",
+    "Spread over sites": "Standard deviation over all sites of balanced accuracy, or Dice.",
     "View": "Global: one model for all sites. Personal: each site's own model. Trained: a site's model right after "
     "local training.",
     "Model": "Global: one model for all sites. Personal: each site's own model. Trained: a site's model right after "
@@ -96,20 +99,25 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     elif out.is_file() and not MARK.search(out.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{out} is there, and is no report: it would be replaced. Choose another --out")
     rows = headline(records)
-    written = {".html": render(records), ".csv": to_csv(rows), ".tex": to_latex(rows)}
+    shown = overlays_of(records, out.resolve().parent)
+    written = {".html": render(records, shown), ".csv": to_csv(rows), ".tex": to_latex(rows)}
     for suffix, text in written.items():
         _write(out if suffix == ".html" else out.with_suffix(suffix), text)
     return out
 
 
-def render(runs: Sequence[RunRecord]) -> str:
-    """The HTML text of a report."""
+def render(runs: Sequence[RunRecord], overlays: Sequence[Sequence[Overlay]] = ()) -> str:
+    """The HTML text of a report, with links to overlays of each run where there are any."""
     rows, labels = headline(runs), run_labels(runs)
     shared = len(runs) > 1 and comparison.same_federation(runs)
     return page(
         "report.html",
         Path(__file__).parent,
         kickers=KICKERS,
+        overlays=[*zip(*overlays)],
+        labels=labels,
+        main=in_words(runs[0]),
+        main_title=main_metric(runs[0]).title,
         finding=comparison.finding(runs, labels),
         lead={"id": "lead", "figures": {"lead": comparison.leading(runs, labels)}},
         compared=_compare(runs, labels, shared) if len(runs) > 1 else None,
@@ -153,12 +161,14 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
     return {
         "id": id,
         "run": run,
+        "main": in_words(run),
         "key_numbers": key_numbers(run),
         "sheets": {
             "scores": _with_worst_site(scores, rows),
             "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS),
             "intervals": interval_sheet(run),
             "work": work_by_site(run),
+            "worst": worst_cases(run),
             "left_out": _left_out(run),
             "disclosure": _disclosure(run),
         },

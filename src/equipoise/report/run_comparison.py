@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.measured import in_words, is_dense, main_metric, unit_of
 from equipoise.report.plotting import Figure, Panel
 from equipoise.report.record import RunRecord
 from equipoise.report.run_figures import with_confusion
 from equipoise.statistics import share_interval, weighted_interval
 
-MAIN = METRICS[0]
 MOST_SITES = 8
 MOST_CLASSES = 12
 
@@ -51,17 +50,20 @@ def class_recall(run: RunRecord) -> pd.DataFrame:
 
 
 def balanced(run: RunRecord) -> tuple[float, float, float] | None:
-    """(low, value, high): balanced accuracy, mean over sites, of the view a site is left with; None without scores.
+    """(low, value, high): the main metric, mean over sites, of the view a site is left with; None without scores.
 
     The interval is of the images, taken as independent; it says nothing of other seeds.
     """
-    if MAIN.name not in run.results:
+    main = main_metric(run).name
+    if main not in run.results:
         return None
     own = run.results[run.results["view"] == run.end_view]
-    means = own[own["scope"] == "mean"][MAIN.name].dropna()
+    means = own[own["scope"] == "mean"][main].dropna()
     sites = own[(own["scope"] == "site") & own["confusion"].notna()]["confusion"]
     if not len(means):
         return None
+    if is_dense(run):  # pixels of one image are not independent
+        return float("nan"), float(means.iloc[0]), float("nan")
     found, of, weights = [], [], []
     for matrix in sites:
         counts = np.array(matrix, dtype=float)
@@ -78,6 +80,8 @@ def balanced(run: RunRecord) -> tuple[float, float, float] | None:
 
 def chance(run: RunRecord) -> float | None:
     """The balanced accuracy of guessing, mean over sites: one in so many classes as a site has to score."""
+    if is_dense(run):
+        return None
     part = run.results["part"].iloc[0] if len(run.results) else "test"
     scored = run.results[(run.results["view"] == run.end_view) & (run.results["scope"] == "site")]["site"]
     images = run.images[part]
@@ -99,6 +103,8 @@ def finding(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     if len(runs) == 1:
         low, value, high = known[labels[0]]
         over = f" (95 % interval {100 * low:.0f} to {100 * high:.0f})" if low == low else ""
+        if is_dense(runs[0]):
+            return f"{main_metric(runs[0]).title} of {labels[0]}, mean over sites{part}: {100 * value:.0f} %."
         text = f"Over its sites, {labels[0]} finds {100 * value:.0f} % of an average class{over}{part}"
         guess = chance(runs[0])
         text += f", where guessing finds {100 * guess:.0f} %" if guess else ""
@@ -106,14 +112,14 @@ def finding(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
             name, recalls = rare
             text += f". It finds {100 * recalls[labels[0]]:.0f} % of the rarest class, {name}"
         return f"{text}."
-    if rare and len(rare[1]) > 1:
+    if rare and len(rare[1]) > 1 and not is_dense(runs[0]):
         name, recalls = rare[0], pd.Series(rare[1]).sort_values(ascending=False, kind="stable")
         others = ", ".join(f"{label} {100 * value:.0f} %" for label, value in recalls.iloc[1:4].items())
         lead = f"Of the rarest class, {name}, {recalls.index[0]} finds {100 * recalls.iloc[0]:.0f} %; {others}{part}"
         return f"{lead}. One run each cannot tell luck from method."
     ranked = sorted(known, key=lambda label: -known[label][1])
     told = "; ".join(f"{label} {100 * known[label][1]:.0f} %" for label in ranked[:4])
-    return f"{MAIN.title} over sites{part}: {told}. One run each cannot tell luck from method."
+    return f"{main_metric(runs[0]).title} over sites{part}: {told}. One run each cannot tell luck from method."
 
 
 def _rarest(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[str, dict[str, float]] | None:
@@ -159,7 +165,7 @@ def _ranked(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
     guess = chance(runs[0])
     axis = {"rangemode": "tozero"}
     rows = plot.rows_axis([label for _, label, _ in known])
-    title = f"{MAIN.title} (%), mean over sites"
+    title = f"{main_metric(runs[0]).title} (%), mean over sites"
     return Panel(traces, axis, rows, title, 130 + 34 * len(known), **plot.chance_line(guess and 100 * guess))
 
 
@@ -171,13 +177,13 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
     classes = images[images.index.isin(known)].sort_values(kind="stable")[:MOST_CLASSES]
     if not len(classes):
         return None
-    traces, step = [], min(0.16, 0.6 / len(runs))
+    traces, step, unit = [], min(0.16, 0.6 / len(runs)), unit_of(runs[0])
     for place, (label, found) in enumerate(zip(labels, recalls)):
         own = found[found.index.isin(classes.index)]
         shift = step * (place - (len(runs) - 1) / 2)
         hover = [
             f"{plot.plain(label)}: {100 * row.recall:.1f} % of {plot.plain(str(row.Index))}"
-            + (f", {row.of:,.0f} images ({100 * row.low:.1f} to {100 * row.high:.1f})" if row.of == row.of else "")
+            + (f", {row.of:,.0f} {unit} ({100 * row.low:.1f} to {100 * row.high:.1f})" if row.of == row.of else "")
             for row in own.itertuples()
         ]
         ends = [(100 * row.low, 100 * row.high) if row.low == row.low else None for row in own.itertuples()]
@@ -196,7 +202,7 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
     rows = plot.rows_axis([f"{name} ({count:,})" for name, count in classes.items()])
     rows |= {"showgrid": True} if len(runs) > 1 else {}
     axis = {"range": [-3, 103]}
-    title = "Recall of each class (%), rarest on top, in brackets training images"
+    title = f"Recall of each class (%), rarest on top, in brackets training {unit}"
     return Panel(traces, axis, rows, title, 120 + (34 if len(runs) < 5 else 46) * len(classes))
 
 
@@ -205,7 +211,7 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
 
 def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """The first metric of every run on validation data: the mean over sites, then each site they share."""
-    curves = [metric_curves(run, MAIN.name, run.round_view) for run in runs]
+    curves = [metric_curves(run, main_metric(run).name, run.round_view) for run in runs]
     if all(each.empty for each in curves):
         return None
     shared = [site for site in curves[0] if all(site in each for each in curves)]
@@ -220,7 +226,7 @@ def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Fig
     curves = [retrogress(run).mean(axis=1) for run in runs]
     if flat(pd.concat(curves, axis=1)):
         return None
-    title = f"Drop in {MAIN.title.lower()} (points)"
+    title = f"Drop in {in_words(runs[0])} (points)"
     return plot.figure([_overlaid(curves, labels, title, shapes=[plot.line_at(0, "y", "solid")])])
 
 

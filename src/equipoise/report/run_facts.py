@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from equipoise.metrics import METRICS
 from equipoise.report.log_lines import Selection
+from equipoise.report.measured import TITLES, in_words, metrics_of
 from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import COLUMNS, headline
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration, percent, ranges, traffic
-
-METRIC_TITLES = {metric.name: metric.title for metric in METRICS}
 
 
 def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -25,10 +23,10 @@ def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
     row = (means if len(means) else rows).iloc[0]
     remark = f"{row['view']} view, {row['title']}{_of_how_many(run, row)}"
     remark += "" if row["part"] == "test" else ", validation"
-    opening = {metric.name for metric in METRICS if metric.opens} | {"worst_site"}
-    at = f"{METRICS[0].title.lower()} at {row['worst']}"
+    opening = {metric.name for metric in metrics_of(run) if metric.opens} | {"worst_site"}
+    at = f"{in_words(run)} at {row['worst']}"
     return [
-        (column.title, percent(row[column.name]), at if column.name == "worst_site" else remark)
+        (column.title, column.told(row[column.name]), at if column.name == "worst_site" else remark)
         for column in COLUMNS
         if column.name in opening and pd.notna(row[column.name])
     ]
@@ -122,7 +120,7 @@ def _rounds_shown(run: RunRecord) -> str:
 
 
 def _selection_sentence(selection: Selection, tested: set[str]) -> str:
-    title = METRIC_TITLES.get(selection.metric, selection.metric).lower()
+    title = TITLES.get(selection.metric, selection.metric).lower()
     value = f"{title} ({selection.view} view), {percent(selection.score)} %"
     if selection.sites:
         rounds = ", ".join(f"{site} {choice.round}" for site, choice in selection.sites.items())

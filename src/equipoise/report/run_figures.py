@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress, work_curves
+from equipoise.report.measured import in_words, main_metric, metrics_of
 from equipoise.report.plotting import Figure, Panel, Trace
 from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import SCOPE_TITLES
@@ -21,7 +21,6 @@ MOST_ROWS = 30
 MOST_SITES = 200
 #: classes of a heat map, the commonest ones
 MOST_CLASSES = 40
-MAIN = METRICS[0]
 
 
 def learning_curves(run: RunRecord) -> Figure | None:
@@ -31,7 +30,7 @@ def learning_curves(run: RunRecord) -> Figure | None:
     for view in ("global", "personal"):
         chosen = {number for own in run.selections if own.view == view and own.rule == "best" for number in own.rounds}
         marks = [plot.line_at(number, dash="dot") for number in sorted(chosen)[: plot.MOST_LINES]]
-        for metric in (metric for metric in METRICS if metric.in_curves):
+        for metric in (metric for metric in metrics_of(run) if metric.in_curves):
             curves = metric_curves(run, metric.name, view)
             title = metric.title + (" (%)" if metric.scale == 100 else "")
             if not curves.empty:
@@ -48,7 +47,7 @@ def retrogress_curves(run: RunRecord) -> Figure | None:
         return None
     traces = plot.site_curves(drops, 100)
     zero = [plot.line_at(0, "y", "solid")]
-    return plot.figure([Panel(traces, plot.round_axis(), {}, f"Drop in {MAIN.title.lower()} (points)", shapes=zero)])
+    return plot.figure([Panel(traces, plot.round_axis(), {}, f"Drop in {in_words(run)} (points)", shapes=zero)])
 
 
 def work_figure(run: RunRecord) -> Figure | None:
@@ -94,7 +93,7 @@ def _bubbles(counts: pd.DataFrame, most: int) -> Panel:
         # a count that does not fit its bubble stands beside it
         "textposition": [f"middle {'center' if size > 7 * len(t) else 'right'}" for size, t in zip(sizes, texts)],
         "customdata": [[sites[row], classes[column]] for row, column in zip(rows, columns)],
-        "hovertemplate": "%{customdata[0]}, %{customdata[1]}: %{text} images<extra></extra>",
+        "hovertemplate": "%{customdata[0]}, %{customdata[1]}: %{text}<extra></extra>",
     }
     absent = plot.dots(lacking[1].tolist(), lacking[0].tolist(), "none", plot.MUTED, [], symbol="x-thin", size=6)
     absent |= {"hoverinfo": "skip", "hovertemplate": None, "showlegend": False}
@@ -165,7 +164,7 @@ def _confusion(counts: np.ndarray, classes: Sequence[str]) -> Panel:
 
 def site_pages(run: RunRecord) -> Figure | None:
     """A page per site: its learning curve before the mean over sites, and its recall of each class."""
-    curves = 100 * metric_curves(run, MAIN.name, run.round_view)
+    curves = 100 * metric_curves(run, main_metric(run).name, run.round_view)
     own = _scored(run, run.end_view, "recall", ["site"]).drop_duplicates("site").set_index("site")["recall"]
     largest = run.images["train"].sum(axis=1).sort_values(ascending=False, kind="stable").index
     sites = [site for site in largest if site in curves or site in own.index][:MOST_SITES]
@@ -179,7 +178,7 @@ def site_pages(run: RunRecord) -> Figure | None:
                 plot.curve(mean, "mean over sites", plot.MUTED),
                 plot.curve(curves[site], site, plot.ACCENT, 1, 3),
             ]
-            panels.append(Panel(traces, plot.round_axis(), {}, f"{MAIN.title} (%), {run.round_view} model"))
+            panels.append(Panel(traces, plot.round_axis(), {}, f"{main_metric(run).title} (%), {run.round_view} model"))
         if site in own.index:
             panels.append(_recall_bars(run, own[site]))
         pages[label] = panels

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
+from equipoise.report.measured import EVERY, main_metric
 from equipoise.report.record import RunRecord
 from equipoise.report.sheet import Sheet, tabular
 from equipoise.report.wording import percent
@@ -20,9 +22,14 @@ class Column(NamedTuple):
     title: str
     heading: str
     higher_is_better: bool = True
+    share: bool = True
+
+    def told(self, value: float | None) -> str:
+        """A value as tables show it: shares in per cent, distances as they are."""
+        return percent(None if value is None else value if self.share else value / 100)
 
 
-_MEASURED = [Column(m.name, m.title, m.heading, m.higher_is_better) for m in METRICS if m.in_tables]
+_MEASURED = [Column(m.name, m.title, m.heading, m.higher_is_better, m.share) for m in EVERY if m.in_tables]
 _OVER_SITES = [
     Column("worst_site", "Worst site", "worst\nsite"),
     Column("spread", "Spread over sites", "s.d.\nsites", higher_is_better=False),
@@ -33,6 +40,8 @@ COLUMNS = [
     *_OVER_SITES,
     *(column for column in _MEASURED if not column.higher_is_better),
 ]
+#: the columns of each task
+OF_TASKS = [{metric.name for metric in metrics if metric.in_tables} for metrics in (METRICS, MASK_METRICS)]
 SITE_COLUMNS = [column for column in COLUMNS if column not in _OVER_SITES]
 SCOPE_TITLES = {"mean": "mean over sites", "pooled": "pooled", "cohort": "cohort", "site": "site"}
 #: lines that agree in these measure the same kind of thing
@@ -69,7 +78,7 @@ def told(run: RunRecord) -> pd.DataFrame:
     sites = dict(iter(of_site.groupby("view")))
     for view, own in sites.items():
         mean = (rows["view"] == view) & (rows["scope"] == "mean")
-        known = own[METRICS[0].name].dropna()
+        known = own[main_metric(run).name].dropna()
         if len(own) == 1:
             rows.loc[mean, ["site", "spread"]] = [own["site"].iloc[0], float("nan")]
         elif len(known):
@@ -82,6 +91,14 @@ def told(run: RunRecord) -> pd.DataFrame:
     titles = rows["scope"].map(SCOPE_TITLES) + (" " + rows["site"]).where(rows["site"] != "", "")
     rows["title"] = titles.mask((rows["scope"] == "mean") & (rows["site"] != ""), rows["site"])
     return rows
+
+
+def columns_of(rows: pd.DataFrame, columns: Sequence[Column] = COLUMNS) -> list[Column]:
+    """The columns of the tasks whose metrics some rows have."""
+    present = {name for name in rows if rows[name].notna().any()}
+    absent = [names for names in OF_TASKS if not names & present]
+    other = set().union(*absent) if len(absent) < len(OF_TASKS) else OF_TASKS[1]
+    return [column for column in columns if column.name not in other]
 
 
 def unlike(rows: pd.DataFrame) -> str:
@@ -106,14 +123,16 @@ def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
 def scores_sheet(caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS) -> Sheet:
     """Lines of results in per cent, named by what stands in some of their columns: {heading: column}."""
     index = pd.MultiIndex.from_frame(rows[[*names.values()]], names=[*names])
-    cells = pd.DataFrame({column.title: rows[column.name].map(percent) for column in columns}, dtype=object)
+    cells = pd.DataFrame(
+        {column.title: rows[column.name].map(column.told) for column in columns_of(rows, columns)}, dtype=object
+    )
     return Sheet(caption, cells.set_axis(index))
 
 
 def to_csv(rows: pd.DataFrame) -> str:
     """The rows as CSV, fractions in full precision, empty where not measured."""
     labels = ["run", "method", "part", "rule", "round", "view", "scope", "site"]
-    return rows[[*labels, *(column.name for column in COLUMNS)]].to_csv(index=False, lineterminator="\n")
+    return rows[[*labels, *(column.name for column in columns_of(rows))]].to_csv(index=False, lineterminator="\n")
 
 
 def to_latex(rows: pd.DataFrame) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equipoise.data.splits import SHARED
+from equipoise.report.measured import TITLES
 from equipoise.report.record import RunRecord
-from equipoise.report.run_facts import METRIC_TITLES, left_out
+from equipoise.report.run_facts import left_out
 from equipoise.statistics import SIGNIFICANT, compare_with_best
 from equipoise.studies.grid import grid
 from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
@@ -65,7 +66,7 @@ def runs_lacking(results: StudyResults) -> int:
 def finding(results: StudyResults) -> str:
     """What a study found, in a sentence or two: its best row, and whether tests tell it from the next one."""
     metric, study = results.study.primary, results.study
-    title = METRIC_TITLES[metric]
+    title = TITLES[metric]
     title = title if title.isupper() else title[0].lower() + title[1:]
     means = results.ranking.means
     if len(results.data_names) > 1 and means:

@@ -12,8 +12,8 @@ from typing import Any
 from equipoise.contract.config import EvaluationConfig
 from equipoise.core.errors import UserError, first_line
 from equipoise.metrics import METRICS
+from equipoise.report.measured import TITLES
 from equipoise.report.record import read_run
-from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.archive import unpack
 from equipoise.studies.checks import REMEDY, DamagedRun, check_log, is_finished
@@ -145,7 +145,7 @@ def selection_rule(runs: Iterable[RunResult], part: str) -> str:
 
 def _rule(config: dict[str, Any]) -> str:
     settings = EvaluationConfig.model_validate(config["evaluation"])
-    title = METRIC_TITLES.get(settings.score, settings.score)
+    title = TITLES.get(settings.score, settings.score)
     metric = title[0].lower() + title[1:]
     models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
     own = "for each site " if settings.select == "site" else ""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from equipoise.report.run_facts import METRIC_TITLES
+from equipoise.report.measured import TITLES
 from equipoise.report.sheet import Sheet
 from equipoise.report.wording import UNKNOWN
 from equipoise.statistics import FEWEST_PAIRS, SIGNIFICANT, Comparison, Spread, compare_with_best
@@ -59,9 +59,7 @@ class StudyTable:
         study, columns = self.results.study, {}
         for metric in study.metrics:
             marks = self.marks if metric == study.primary else [""] * len(self.rows)
-            columns[METRIC_TITLES[metric]] = [
-                number(row.scores.get(metric)) + mark for row, mark in zip(self.rows, marks)
-            ]
+            columns[TITLES[metric]] = [number(row.scores.get(metric)) + mark for row, mark in zip(self.rows, marks)]
             if any(metric in row.row.paper for row in self.rows):
                 known = [row.paper.get(metric) for row in study.rows]
                 columns[paper_title(self.results, metric)] = [
@@ -81,9 +79,7 @@ class StudyTable:
                 continue
             first = max(own, key=lambda name: sign * own[name].mean)
             ends = {name: sign * score.mean + (score.margin or 0.0) for name, score in own.items() if name != first}
-            found.loc[first, METRIC_TITLES[metric]] = sign * own[first].mean - (own[first].margin or 0.0) > max(
-                ends.values()
-            )
+            found.loc[first, TITLES[metric]] = sign * own[first].mean - (own[first].margin or 0.0) > max(ends.values())
         return found
 
     def sheet(self) -> Sheet:
@@ -97,7 +93,7 @@ class StudyTable:
         views = [view for view in VIEW_TITLES if view != "trained" or study.scope == "trained"]
         views = [view for view in views if any(row.scores_of(view) for row in self.rows)] or views
         main = {
-            f"{METRIC_TITLES[study.primary]}, {VIEW_TITLES[view]}": [
+            f"{TITLES[study.primary]}, {VIEW_TITLES[view]}": [
                 number(row.scores_of(view).get(study.primary)) + (mark if view == row.view else "")
                 for row, mark in zip(self.rows, self.marks)
             ]
@@ -123,7 +119,7 @@ class StudyTable:
     def _validation_title(self) -> str:
         """The column of the scores that chose rounds, by the metric that did."""
         chosen = [selection for row in self.rows for run in row.runs if (selection := run.record.selection)]
-        metrics = dict.fromkeys(METRIC_TITLES.get(selection.metric, selection.metric) for selection in chosen)
+        metrics = dict.fromkeys(TITLES.get(selection.metric, selection.metric) for selection in chosen)
         return f"{' or '.join(metrics)}, validation" if metrics else "Validation"
 
     # ---- tests ----------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ class StudyTable:
         pairs = sorted({comparison.pairs for comparison in comparisons})
         # The signed-rank test cannot give less, however clear the case: all n differences of one sign.
         least = [f"{2.0 ** (1 - number):.2g}" for number in pairs]
-        metric, best = METRIC_TITLES[self.results.study.primary], comparisons[0].best
+        metric, best = TITLES[self.results.study.primary], comparisons[0].best
         said = f"No row's {metric} differs from {best}'s by the paired t-test"
         if any(self.marks):
             said = f"† {metric} differs from {best}'s by the paired t-test, ‡ by Wilcoxon's test too"
@@ -201,7 +197,7 @@ class StudyTable:
         """The tests of this table with their p-values."""
         tests = pd.DataFrame(self.comparisons)
         caption = (
-            f"Paired tests of {METRIC_TITLES[self.results.study.primary]} between {tests['best'][0]}, the best of the "
+            f"Paired tests of {TITLES[self.results.study.primary]} between {tests['best'][0]}, the best of the "
             "rows above with results enough, and the others."
         )
         columns = {"Pairs": tests["pairs"].map(str), "Difference": tests["difference"].map("{:.2f}".format)}
@@ -274,7 +270,7 @@ def seeds_note(rows: Sequence[RowResult]) -> list[str]:
 
 def paper_title(results: StudyResults, metric: str) -> str:
     """What stands over the paper's numbers of a metric."""
-    return f"{METRIC_TITLES[metric]}, {results.study.paper_label}"
+    return f"{TITLES[metric]}, {results.study.paper_label}"
 
 
 def number(value: Spread | None) -> str:

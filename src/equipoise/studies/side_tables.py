@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.report.run_facts import METRIC_TITLES
+from equipoise.report.measured import TITLES
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.studies.results import StudyResults, selection_rule
 from equipoise.studies.row_cost import COLUMNS, cost_caption, cost_cells
@@ -49,7 +49,7 @@ def _sites(results: StudyResults, rows: Sequence[RowResult]) -> Sheet | None:
     if results.study.scope == "common" or len(sites) < 2:
         return None
     scores = {site: [number(row.scores_of(row.view, "site", site).get(primary)) for row in rows] for site in sites}
-    return sheet(f"{METRIC_TITLES[primary]} by site.", _names(rows), scores, notes=_notes(results, rows))
+    return sheet(f"{TITLES[primary]} by site.", _names(rows), scores, notes=_notes(results, rows))
 
 
 def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sheet:
@@ -58,7 +58,7 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
     views = [row.places("cohort").get(cohort, "") for row in rows]
     scores = [row.scores_of(view, "cohort", cohort) for row, view in zip(rows, views)]
     columns = {"Model": views}
-    columns |= {METRIC_TITLES[metric]: [number(own.get(metric)) for own in scores] for metric in study.metrics}
+    columns |= {TITLES[metric]: [number(own.get(metric)) for own in scores] for metric in study.metrics}
     papers = [metric for metric in STUDY_METRICS if any(metric in row.row.paper_cohort for row in rows)]
     for metric in papers:
         known = [other.paper_cohort.get(metric) for other in study.rows]

@@ -11,9 +11,9 @@ from equipoise.contract.config import EvaluationConfig
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.measured import TITLES
 from equipoise.report.plotting import Figure, Panel, Trace
 from equipoise.report.run_comparison import chance
-from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.wording import byte_unit, traffic
 from equipoise.statistics import Spread
 from equipoise.studies.grid import listed
@@ -31,7 +31,7 @@ def ranked(results: StudyResults) -> Figure | None:
     for data in results.data_names:
         for metric in dict.fromkeys(metrics):
             rows = [row for row in results.of(data) if metric in row.scores]
-            title = METRIC_TITLES[metric]
+            title = TITLES[metric]
             if rows:
                 pages[f"{title}, {data}" if data else title] = [_ranked(rows, metric)]
     return plot.paged("Ranked by", pages)
@@ -67,7 +67,7 @@ def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
         told = [f"paper: {value}" for value in values]
         traces.append(plot.dots(values, places, "the paper's number", plot.SECOND, told, symbol="diamond", hollow=True))
     names = plot.rows_axis([f"{row.row.name}{' (pooled)' * row.pooled}" for row in rows]) | {"showgrid": len(rows) > 1}
-    title = f"{METRIC_TITLES[metric]} (%)" + (f", the first {MOST_ROWS}" if len(rows) == MOST_ROWS else "")
+    title = f"{TITLES[metric]} (%)" + (f", the first {MOST_ROWS}" if len(rows) == MOST_ROWS else "")
     height = 90 + 24 * len(rows)
     return Panel(traces, {}, names, title, height, **plot.chance_line(guessing(rows, metric)))
 
@@ -109,7 +109,7 @@ def spread_told(score: Spread) -> str:
 def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """All rows' validation curves of the primary metric, then a page for each row with its band over seeds."""
     metric = results.study.primary
-    title = f"{METRIC_TITLES[metric]} (%), validation"
+    title = f"{TITLES[metric]} (%), validation"
     return _curves(rows, lambda run, row: metric_curves(run.record, metric, curve_view(run, row)), title, False)
 
 
@@ -133,9 +133,7 @@ def curve_view(run: RunResult, row: RowResult) -> str:
 def retrogress_curves(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """The mean drop after communication of all rows, then of each row."""
     metric = retrogress_metric(results)
-    return _curves(
-        rows, lambda run, row: retrogress(run.record, metric), f"Drop in {METRIC_TITLES[metric]} (points)", True
-    )
+    return _curves(rows, lambda run, row: retrogress(run.record, metric), f"Drop in {TITLES[metric]} (points)", True)
 
 
 def retrogress_metric(results: StudyResults) -> str:

@@ -12,7 +12,7 @@ from equipoise.evidence.paired import QUICK, RowEvidence, SharedResamples, compa
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.report.interval_tables import bounds_told
-from equipoise.report.run_facts import METRIC_TITLES
+from equipoise.report.measured import TITLES
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN
 from equipoise.studies.rows import RowResult
@@ -65,9 +65,9 @@ class StudyIntervals:
         told = {name: self.summary(name) for name in self.rows}
         columns: dict[str, list[str]] = {}
         for metric in self.metrics:
-            columns[METRIC_TITLES[metric]] = [bounds_told(row.interval(metric)) for row in self.rows.values()]
+            columns[TITLES[metric]] = [bounds_told(row.interval(metric)) for row in self.rows.values()]
         gaps = [own.get("to_best") for own in told.values()]
-        title = f"{METRIC_TITLES[self.metrics[0]]}, to {self.best}"
+        title = f"{TITLES[self.metrics[0]]}, to {self.best}"
         columns[title] = [
             UNKNOWN if gap is None else f"{gap['difference']:+.1f} ({gap['low']:+.1f} to {gap['high']:+.1f})"
             for gap in gaps

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.version import __version__
+from equipoise.report.measured import TITLES
 from equipoise.report.page import page
-from equipoise.report.run_facts import METRIC_TITLES
 from equipoise.report.run_figures import federation_bubbles
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration
@@ -37,7 +37,7 @@ def render(results: StudyResults) -> str:
         "study.html",
         Path(__file__).parent,
         results=results,
-        titles=METRIC_TITLES,
+        titles=TITLES,
         models_drawn=MODELS_DRAWN[results.study.scope],
         dropped=figures.retrogress_metric(results),
         lacking=remarks.runs_lacking(results),
@@ -67,7 +67,7 @@ def _runs(results: StudyResults) -> Sheet:
         "Seed": [str(run.cell.seed) for _, run in found],
         "Rounds": [str(run.record.last_round) for _, run in found],
         "Reported round": [str(run.record.selected_round or "by site") for _, run in found],
-        METRIC_TITLES[primary]: [UNKNOWN if score is None else f"{score:.2f}" for score, _ in found],
+        TITLES[primary]: [UNKNOWN if score is None else f"{score:.2f}" for score, _ in found],
         "Time": [duration(run.record.seconds or 0.0) for _, run in found],
     }
     return sheet("Every finished run.", names, columns)
@@ -112,7 +112,7 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
 
 
 def _ranks_caption(results: StudyResults) -> str:
-    text = f"Ranks by {METRIC_TITLES[results.study.primary]}, mean over seeds"
+    text = f"Ranks by {TITLES[results.study.primary]}, mean over seeds"
     if any(row.runs and row.pooled for row in results.rows):
         text += ", pooled training apart"
     if results.ranked_over == "common set":
