@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from torch.nn.functional import one_hot
 
 from equipoise.data import load_federation
 from equipoise.engine.loop import Run
