@@ -35,6 +35,7 @@ from equipoise.engine.prediction import (
 )
 from equipoise.engine.runs import config_of, make_config
 from equipoise.engine.volume_scores import VOLUMES, read_volume_scores
+from equipoise.evidence.actions import action_frame
 from equipoise.evidence.curve_frames import curve_frame
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
@@ -176,6 +177,13 @@ class Result:
         - "net-benefit": threshold (x) against net benefit (y), and that of treating everybody.
         """
         return curve_frame(self._predictions(), kind, self._scored_split())
+
+    def actions(self) -> pd.DataFrame:
+        """How the method acted: what its components noted in each round, such as steps, weights, margins and losses.
+
+        A line is a number: of a round, a site (empty: the server), and where it has them a class and a sub-cluster.
+        """
+        return action_frame(self.path, self.classes)
 
     def _scored_split(self) -> str:
         return "test" if len(self.record().finals) else "valid"

@@ -26,6 +26,7 @@ from equipoise.nets.feature_generator import FeatureGenerator
 from equipoise.nets.kernels import moments
 
 CROP_MARGIN = 4  # pixels that generated images are shifted by at most while the generator learns
+SHOWN_OF_CLASS = 8  # generated images that a run's folder shows
 BETAS = (0.5, 0.999)  # of Adam
 
 
@@ -74,6 +75,8 @@ class GeneratorTraining:
         )
         if setting.autocasts:
             moments.KERNELS.usable()  # the proof must not come in the middle of a step
+        #: the loss of the last step
+        self.reached = torch.zeros((), device=setting.device)
         self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
 
     def run(self, random: torch.Generator) -> None:
@@ -86,6 +89,14 @@ class GeneratorTraining:
         self.parts.net.eval().requires_grad_(False)
         self.repeated(self.step, self.options.generator_steps)
 
+    @torch.no_grad()
+    def samples(self, number: int, each: int = SHOWN_OF_CLASS) -> Tensor:
+        """A few images of each class (n, C, H, W), from 0 to 1, drawn apart from everything that is trained on."""
+        random = torch.Generator(device=self.random.device).manual_seed(number)
+        labels = torch.arange(self.num_classes, device=random.device).repeat_interleave(each)
+        with self.precision():
+            return self.parts.generator(self.parts.codes.draw(labels, random)).float()
+
     def step(self) -> None:
         """One step on as many labels of every class as chance gives."""
         labels = torch.randint(
@@ -95,6 +106,7 @@ class GeneratorTraining:
         with self.precision():
             images = self.parts.generator(codes).float()
         loss = self.loss(images, codes, labels)
+        self.reached.copy_(loss.detach())
         self.optimiser.update(torch.autograd.grad(loss, self.optimiser.parameters))
 
     def loss(self, images: Tensor, codes: Tensor, labels: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from equipoise.contract.protocol import Ask, Conversation, Payload, Replies, Wor
 from equipoise.contract.summed import added
 from equipoise.core.errors import UserError
 from equipoise.losses import by_place, conjoint_prototype_aligned
+from equipoise.losses.prototype import alignment_weights
 from equipoise.prototypes import global_prototypes
 
 PROTOTYPES: dict[str, str] = {
@@ -63,6 +64,7 @@ class CPAServer(ServerSide):
             return
         present = torch.stack(replies.values("prototype_counts")) > 0
         local = torch.stack(replies.values("prototypes"))
+        self.note("prototype_spread", spread_of(local, present))
         merged = self.sample(local, self.random(f"prototypes-{epoch}", number), present)
         self.state.prototypes = torch.where(present.any(0)[:, None], merged, self.state.prototypes)
 
@@ -70,6 +72,15 @@ class CPAServer(ServerSide):
         """Global prototypes (C, D) around the mean of local ones (K, C, D)."""
         noise = torch.randn(local.shape[1:], generator=generator, device=local.device)
         return global_prototypes(local, noise, self.options.spread, present)
+
+
+def spread_of(local: Tensor, present: Tensor) -> Tensor:
+    """How far the sites' prototypes (K, C, D) lie from their mean, by class (C,); 0 where fewer than two sites have
+    the class (present (K, C))."""
+    among = present[..., None].to(local.dtype)
+    number = among.sum(0).clamp(min=1)
+    mean = (local * among).sum(0) / number
+    return (((local - mean) ** 2 * among).sum(0) / number).sum(1).sqrt()
 
 
 class CPASite(SiteSide):
@@ -107,6 +118,7 @@ class CPASite(SiteSide):
             known = (self.local_prototypes.any(1) & self.global_prototypes.any(1))[:, None]
             self.local_side.copy_(torch.where(known, self.local_prototypes, 1.0))
             self.global_side.copy_(torch.where(known, self.global_prototypes, 1.0))
+        self.note("weight", alignment_weights(self.local_side, self.global_side, self.options.tau))
 
     def after_epoch(self, last: bool) -> Generator[Work, Any, None]:
         """The mean feature of each class over the epoch's batches (Eq. 10)."""

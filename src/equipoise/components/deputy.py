@@ -69,6 +69,7 @@ class DeputySite(SiteSide):
         if not self.options.staged:
             return
         stage = int(self.stage)
+        self.note("step", stage)
         self.deputy_learns.fill_(stage != SUBLIMATE)
         self.personal_learns.fill_(stage != RECOVER)
         self.personal_confusion.zero_()
@@ -86,7 +87,10 @@ class DeputySite(SiteSide):
             counts = yield Evaluate("valid", models) if on_valid else Evaluate("train", models, view="augmented")
             personal, deputy = counts["personal"]["confusion"], counts["deputy"]["confusion"]
         score = self.setting.task.agreement
-        stage = next_stage(int(self.stage), score(deputy), score(personal), options.recover, options.sublimate)
+        scores = score(deputy), score(personal)
+        self.note("deputy_score", scores[0])
+        self.note("personal_score", scores[1])
+        stage = next_stage(int(self.stage), *scores, options.recover, options.sublimate)
         self.stage.fill_(stage if options.steps == "ERS" else min(stage, EXCHANGE))
 
     def measured(self, net: nn.Module, batch: Batch) -> Tensor:

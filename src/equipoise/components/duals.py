@@ -56,6 +56,8 @@ class DualsServer(ServerSide):
             duals[site] = (duals[site] + rate * (loss - limit)).clamp(min=0, max=self.options.cap)
             shares[site] = torch.tensor(share, dtype=torch.float64)
         self.state.duals, self.state.shares = duals, shares
+        for site, dual in duals.items():
+            self.note("dual", dual, site)
 
     def merge(self, updates: Replies, number: int) -> Tensors:
         """x <- x + mean over the round's sites of w_i (x_i - x), where w_i = 1 + lambda_i - mean lambda.

@@ -55,6 +55,9 @@ class GeneratorServer(ServerSide):
             self.parts.net.load_state_dict(model)
             self.training.run(self.random("generator", number))
             self.state.generator = _copied(self.parts.generator)
+            self.note("loss", self.training.reached)
+            if self.parts.of_images:
+                self.server.show("generated", self.training.samples(number))
         return model
 
 

@@ -33,6 +33,7 @@ class MarginsServer(ServerSide):
         if self.setting.config.privacy.limit > 1:  # a class that no site may tell of is as hard as all are together
             difficulty = torch.where(counts > 0, difficulty, losses.sum() / counts.sum().clamp(min=1))
         self.state.difficulty = difficulty
+        self.note("difficulty", difficulty)
         return found.sites  # the classes of a site that did not answer would pass for the easiest
 
     def message(self, number: int) -> Message:
@@ -63,6 +64,7 @@ class MarginsSite(SiteSide):
 
     def begin(self, message: Payload) -> Generator[Work, Any, None]:
         self.margins.copy_(difficulty_margins(self.class_counts, self.difficulty, self.options.exponent))
+        self.note("margin", torch.where(self.class_counts > 0, self.margins, 0.0))
         yield from ()
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:

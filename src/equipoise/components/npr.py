@@ -45,8 +45,17 @@ class NprSite(SiteSide):
         self.subclusters.copy_(
             update_subclusters(seen["features"], seen["labels"], self.subclusters, self.options.cluster, draws)
         )
+        self.note("nearest_images", self.sizes(seen["features"], seen["labels"]))
         # One image makes no sub-cluster: its class keeps its first, random prototypes, which must not attract.
         self.clustered.copy_(self.class_counts > 1)
+
+    def sizes(self, features: Tensor, labels: Tensor) -> Tensor:
+        """How many training images of its class lie nearest to each sub-cluster: (C, K)."""
+        subclusters = self.subclusters.to(features.dtype)
+        near = torch.stack([(features * own[labels]).sum(1) for own in subclusters.unbind(1)], dim=1).argmax(1)
+        cells = labels * subclusters.shape[1] + near
+        found = features.new_zeros(subclusters.shape[0] * subclusters.shape[1])
+        return found.scatter_add_(0, cells, torch.ones_like(cells, dtype=found.dtype)).reshape(subclusters.shape[:2])
 
     def begin_adapting(self) -> Generator[Work, Any, None]:
         """The sub-clusters of the last training hold."""

@@ -64,6 +64,10 @@ class SiteSide:
 
     # ---- one ask -----------------------------------------------------------------------------------
 
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Write down how the component acts here, outside of steps: a number, or a tensor of classes (C, ...)."""
+        self.client.workplace.notes.add(f"{self.options.name}.{name}", value)
+
     def begin(self, message: Payload) -> Generator[Work, Any, None]:
         """Before training, with the received model in place."""
         yield from ()
@@ -194,6 +198,10 @@ class ServerSide:
     def values(self, replies: Replies, entry: str) -> Replies:
         """The replies, whose entries of this component can be read by their own names."""
         return self.server.own_entries(self.options, replies)
+
+    def note(self, name: str, value: Tensor | float, site: str = "") -> None:
+        """Write down how the component acts on the server: a number, or a tensor of classes (C, ...); of a site."""
+        self.server.note(f"{self.options.name}.{name}", value, site)
 
     def random(self, purpose: str, number: int) -> torch.Generator:
         """A generator of the server's own for this purpose and round."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from equipoise.contract.notes import Notes
 from equipoise.contract.protocol import Conversation, PerSite, Value, check_payload, flatten, unflatten
 from equipoise.contract.setting import Setting
 from equipoise.core.streams import stream
@@ -70,6 +72,8 @@ class Server:
         self.setting = setting
         self.options = setting.options
         self.state = State()
+        #: what the log tells of how the method acts in a round, by site; empty: of all
+        self.notes: dict[str, Notes] = {}
         self.setup()
 
     def setup(self) -> None:
@@ -86,6 +90,14 @@ class Server:
     def message(self) -> dict[str, Value | PerSite]:
         """What a site needs, besides what it keeps, to predict: sent with every evaluation."""
         return {}
+
+    def note(self, name: str, value: Tensor | float, site: str = "") -> None:
+        """Write down how the method acts: a number, or a small tensor; of one site, if named."""
+        self.notes.setdefault(site, Notes()).add(name, value)
+
+    def show(self, name: str, images: Tensor) -> None:
+        """Keep a few images (n, C, H, W), from 0 to 1, as a file in the run's folder."""
+        self.notes.setdefault("", Notes()).show(name, images)
 
     def random(self, purpose: str, number: int) -> torch.Generator:
         """A generator of the server's own for this purpose and round."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.contract.declared import DeclaredTensors, Role
+from equipoise.contract.notes import Notes
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.private import PrivateSteps
 from equipoise.contract.protocol import Tensors, Value, Work
@@ -76,6 +77,7 @@ class Workplace:
         self.references: list[nn.Module] = []
         self.norm_mode = "train"
         self.site, self.round = "", 0
+        self.notes = Notes()
         self.occasion: tuple[str, ...] = ()
         self._declared = DeclaredTensors(type(client).__name__)
         self._fixed: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.contract.config import LEAST_SUMMED
 from equipoise.contract.method import Method, Setting
+from equipoise.contract.notes import Values, added
 from equipoise.contract.protocol import (
     Ask,
     Diverged,
@@ -73,6 +74,8 @@ class Engine:
         self.measures: dict[str, dict[str, Tensors]] = {}
         #: bytes of each entry of a site's replies
         self.entries: dict[str, Counter[str]] = {}
+        #: how methods act at each site in the present round, by name
+        self.notes: dict[str, dict[str, Values]] = {}
         self._round, self._attempt, self._index = 0, 0, 0
         self._order = {name: position for position, name in enumerate(sites)}
         #: with secure sums: what turns replies into sums
@@ -90,7 +93,7 @@ class Engine:
         """Start a round anew: nothing is pending, nobody has failed."""
         self._round, self._attempt, self._index = round_number, attempt, 0
         self.states.rollback()
-        self.failed, self.facts, self.measures, self.entries = {}, {}, {}, {}
+        self.failed, self.facts, self.measures, self.entries, self.notes = {}, {}, {}, {}, {}
         self.diverged = set()
 
     @property
@@ -259,6 +262,8 @@ class Engine:
         sizes = {name: payload_bytes({name: value}) for name, value in outcome.payload.items()}
         if self.summer is not None:  # whole numbers of 64 bits travel
             sizes = {name: numbers_in(value) * 8 for name, value in outcome.payload.items()}
+        if outcome.notes and self.tells_scores:
+            added(self.notes.setdefault(site, {}), outcome.notes)
         sent = outcome.facts.pop("sent", None) or sum(sizes.values())
         facts["sent"] += sent
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
@@ -273,6 +278,7 @@ class Engine:
         self.failed[site] = why
         self.facts.pop(site, None)
         self.entries.pop(site, None)
+        self.notes.pop(site, None)
         self.measures.pop(site, None)
         self.states.rollback([site])
 

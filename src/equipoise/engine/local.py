@@ -293,4 +293,4 @@ def _measure(requests: Sequence[Request], message: Path) -> list[Answer]:
 
 def _answer(outcome: Outcome, wrote_state: bool) -> Answer:
     measures = {name: {k: v.numpy() for k, v in counts.items()} for name, counts in outcome.measures.items()}
-    return Outcome(facts=outcome.facts), measures, wrote_state
+    return Outcome(facts=outcome.facts, notes=outcome.notes), measures, wrote_state

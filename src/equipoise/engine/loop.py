@@ -45,6 +45,7 @@ from equipoise.engine.opening import (
     without_own_loss,
 )
 from equipoise.engine.payload_files import claimed_folder
+from equipoise.engine.pictures import PICTURES, write_pictures
 from equipoise.engine.private import CERTIFICATE, certificate, check_private
 from equipoise.engine.selection import Selection
 from equipoise.engine.summing import ALL_SITES
@@ -267,6 +268,7 @@ class Run:
         what, least = (f"round {number}", self.config.least_answers) if number else ("the start", len(self.sites))
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
+            self.server.notes = {}
             conversation, replies = self._conversation(number, attempt), None
             try:
                 while ask := _next(conversation, replies):
@@ -318,6 +320,12 @@ class Run:
             missing=self.engine.failed,
             entries=self.engine.entry_bytes(),
         )
+        sites, server = self.engine.notes, {site: notes.taken() for site, notes in self.server.notes.items()}
+        if sites or server:
+            self._tell("actions", round=number, sites=sites, server=server)
+        for notes in self.server.notes.values():
+            for name, images in notes.pictures.items():
+                write_pictures(self.folder / PICTURES / f"{name}-round{number:05d}.png", images)
 
     # ---- evaluation and selection --------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.contract.bulk import clone_all
 from equipoise.contract.disclosed import held_back, shown
 from equipoise.contract.method import Client
+from equipoise.contract.notes import Notes, Values
 from equipoise.contract.protocol import (
     Diverged,
     Evaluate,
@@ -75,6 +76,7 @@ class Outcome:
     kept: Tensors | None = None
     measures: dict[str, Tensors] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Values] = field(default_factory=dict)
 
 
 class Slot:
@@ -127,8 +129,10 @@ class Slot:
                     what = f"'{entry.rstrip('/')}', which the site keeps,"
                     raise Diverged(f"{request.action}: {what} holds NaN or infinity")
                 outcome.facts |= self._facts() if self.private is None else {}
+                outcome.notes = place.notes.taken()
         finally:
             place.end()
+            place.notes = Notes()
         outcome.facts["seconds"] = time.perf_counter() - began
         return outcome
 

@@ -18,6 +18,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
 from equipoise.report import run_comparison as comparison
 from equipoise.report import run_figures
+from equipoise.report.action_tables import action_sheet
 from equipoise.report.curves import retrogress
 from equipoise.report.interval_tables import interval_sheet
 from equipoise.report.measured import EVERY, in_words, main_metric
@@ -167,6 +168,7 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
             "scores": _with_worst_site(scores, rows),
             "sites": scores_sheet("The same by site, per cent.", of_site, names, SITE_COLUMNS),
             "intervals": interval_sheet(run),
+            "actions": action_sheet(run),
             "work": work_by_site(run),
             "worst": worst_cases(run),
             "left_out": _left_out(run),
