@@ -77,7 +77,7 @@ def test_rows_are_ranked_with_intervals_and_a_dot_of_one_seed_is_hollow(tmp_path
     primary = results.study.primary
     order = sorted(rows, key=lambda row: -row.scores[primary].mean)
     assert drawn.y["ticktext"] == [row.row.name for row in order]
-    several, alone = trace(drawn, "mean, 95 % interval"), trace(drawn, "one seed, no interval")
+    several, alone = trace(drawn, "mean, 95 % interval"), trace(drawn, "one seed")
     assert len(several["x"]) + len(alone["x"]) == len(rows) and "error_x" not in alone
     assert alone["marker"]["symbol"] == "circle-open"
     own = next(row for row in rows if len(row.runs) > 1).scores[primary]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
 from equipoise.bootstrap import CONFIDENCE, Interval
 from equipoise.engine.image_scores import FILE
 from equipoise.evidence.recomputed import Scored, read_predictions, scores_of
@@ -25,20 +29,32 @@ NOTE = (
 
 def interval_sheet(run: RunRecord) -> Sheet | None:
     """Scores and bounds in per cent by view and place; None where the run kept no predictions of single images."""
-    if not (run.folder / FILE).exists():
+    found = [*resampled(run)]
+    if not found:
         return None
-    predictions = read_predictions(run.folder)
-    split = "test" if len(run.finals) else "valid"
-    chosen = predictions.where(predictions.columns["split"] == split)
-    if not len(chosen):
-        return None
-    shown = [metric for metric in SHOWN if metric.needs != "auc" or len(chosen) <= MOST_IMAGES]
-    found = [*scores_of(chosen, intervals=[metric.name for metric in shown])]
     if sum(one.scope == "site" for one in found) > MOST_SITES:
         found = [one for one in found if one.scope != "site"]
+    shown = [metric for metric in SHOWN if metric.name in found[0].intervals]
     names = {"View": [one.view for one in found], "Scope": [_title(one) for one in found]}
     columns = {metric.title: [bounds_told(one.intervals[metric.name]) for one in found] for metric in shown}
     return sheet(f"Scores with {CONFIDENCE:.0%} intervals over images, per cent.", names, columns, notes=[NOTE])
+
+
+def resampled(run: RunRecord) -> Sequence[Scored]:
+    """The scores of a run's predictions with their intervals; none where it kept no predictions."""
+    file = run.folder / FILE
+    if not file.exists():
+        return ()
+    return _resampled(run.folder, file.stat().st_mtime_ns, "test" if len(run.finals) else "valid")
+
+
+@lru_cache(maxsize=64)
+def _resampled(folder: Path, written: int, split: str) -> Sequence[Scored]:
+    """The same, made once for the table and the figures of a page; `written` is when the file was."""
+    predictions = read_predictions(folder)
+    chosen = predictions.where(predictions.columns["split"] == split)
+    shown = [metric for metric in SHOWN if metric.needs != "auc" or len(chosen) <= MOST_IMAGES]
+    return tuple(scores_of(chosen, intervals=[metric.name for metric in shown])) if len(chosen) else ()
 
 
 def _title(one: Scored) -> str:

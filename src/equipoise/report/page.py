@@ -24,6 +24,7 @@ from equipoise.report.interval_tables import interval_sheet
 from equipoise.report.measured import EVERY, in_words, main_metric
 from equipoise.report.overlays import Overlay, overlays_of
 from equipoise.report.plotting import library
+from equipoise.report.prediction_figures import prediction_curves
 from equipoise.report.record import RunRecord, read_run
 from equipoise.report.run_facts import costs, key_numbers, left_out, selection_note, work_by_site
 from equipoise.report.run_tables import (
@@ -52,6 +53,7 @@ RUN_FIGURES = {
     "recall": run_figures.recall_map,
     "confusion": run_figures.confusion_matrices,
     "volumes": dice_boxes,
+    "predictions": prediction_curves,
     "sites": run_figures.site_pages,
     "federation": run_figures.federation_bubbles,
     "traffic": run_figures.traffic_per_round,

@@ -11,6 +11,7 @@ import pandas as pd
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
 from equipoise.report.measured import in_words, is_dense, main_metric, unit_of
+from equipoise.report.interval_tables import resampled
 from equipoise.report.plotting import Figure, Panel
 from equipoise.report.record import RunRecord
 from equipoise.report.run_figures import with_confusion
@@ -52,7 +53,8 @@ def class_recall(run: RunRecord) -> pd.DataFrame:
 def balanced(run: RunRecord) -> tuple[float, float, float] | None:
     """(low, value, high): the main metric, mean over sites, of the view a site is left with; None without scores.
 
-    The interval is of the images, taken as independent; it says nothing of other seeds.
+    The interval is over groups of images where the run kept predictions, else over single images. It says nothing of
+    other seeds.
     """
     main = main_metric(run).name
     if main not in run.results:
@@ -64,6 +66,10 @@ def balanced(run: RunRecord) -> tuple[float, float, float] | None:
         return None
     if is_dense(run):  # pixels of one image are not independent
         return float("nan"), float(means.iloc[0]), float("nan")
+    for scored in resampled(run):
+        if (scored.view, scored.scope) == (run.end_view, "mean"):
+            bounds = scored.intervals[main]
+            return bounds.low, float(means.iloc[0]), bounds.high
     found, of, weights = [], [], []
     for matrix in sites:
         counts = np.array(matrix, dtype=float)

@@ -19,6 +19,7 @@ from equipoise.statistics import Spread
 from equipoise.studies.grid import listed
 from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.studies.rows import RowResult, RunResult
+from equipoise.studies.study_intervals import StudyIntervals
 
 MOST_CLASSES = 12
 #: rows of one panel; a study with more of them shows these, the best
@@ -33,14 +34,15 @@ def ranked(results: StudyResults) -> Figure | None:
             rows = [row for row in results.of(data) if metric in row.scores]
             title = TITLES[metric]
             if rows:
-                pages[f"{title}, {data}" if data else title] = [_ranked(rows, metric)]
+                pages[f"{title}, {data}" if data else title] = [_ranked(rows, metric, results.intervals[data])]
     return plot.paged("Ranked by", pages)
 
 
-def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
+def _ranked(rows: Sequence[RowResult], metric: str, evidence: StudyIntervals | None) -> Panel:
+    bounds = {row.row.name: bounds_of(row, metric, evidence) for row in rows}
     rows = sorted(rows, key=lambda row: row.scores[metric].mean, reverse=HIGHER_IS_BETTER[metric])[:MOST_ROWS]
     traces: list[Trace] = []
-    for alone, name in ((False, "mean, 95 % interval"), (True, "one seed, no interval")):
+    for alone, name in ((False, "mean, 95 % interval"), (True, "one seed")):
         own = [(place, row) for place, row in enumerate(rows) if (row.scores[metric].std is None) == alone]
         scores = [row.scores[metric] for _, row in own]
         if own:
@@ -50,9 +52,12 @@ def _ranked(rows: Sequence[RowResult], metric: str) -> Panel:
                     [place for place, _ in own],
                     name,
                     plot.ACCENT,
-                    [f"{plot.plain(row.row.name)}: {spread_told(score)}" for (_, row), score in zip(own, scores)],
+                    [
+                        f"{plot.plain(row.row.name)}: {spread_told(score, bounds[row.row.name])}"
+                        for (_, row), score in zip(own, scores)
+                    ],
                     hollow=alone,
-                    ends=[interval(score) for score in scores],
+                    ends=[bounds[row.row.name] for _, row in own],
                 )
             )
     seeds = [(value, place, seed) for place, row in enumerate(rows) for seed, value in _seeds(row, metric)]
@@ -87,20 +92,28 @@ def guessing(rows: Sequence[RowResult], metric: str) -> float | None:
     return 100 * float(np.mean(known)) if known else None
 
 
+def bounds_of(row: RowResult, metric: str, evidence: StudyIntervals | None) -> tuple[float, float] | None:
+    """The interval of a row's mean: over images and seeds where runs kept predictions, else over seeds.
+
+    None where neither is known.
+    """
+    if evidence and row.row.name in evidence.rows and metric in evidence.metrics:
+        found = evidence.rows[row.row.name].interval(metric)
+        return 100 * found.low, 100 * found.high
+    return interval(row.scores[metric])
+
+
 def interval(score: Spread) -> tuple[float, float] | None:
     """The interval of a mean over seeds, within what scores can be; None for one seed."""
     margin = score.margin
     return None if margin is None else (max(score.mean - margin, 0.0), min(score.mean + margin, 100.0))
 
 
-def spread_told(score: Spread) -> str:
+def spread_told(score: Spread, ends: tuple[float, float] | None = None) -> str:
     """A mean with its interval in words."""
-    ends = interval(score)
-    return (
-        f"{score.mean:.2f} % ({ends[0]:.1f} to {ends[1]:.1f}, {score.n} seeds)"
-        if ends
-        else f"{score.mean:.2f} %, one seed"
-    )
+    ends = ends or interval(score)
+    seeds = f"{score.n} seeds" if score.n > 1 else "one seed"
+    return f"{score.mean:.2f} % ({ends[0]:.1f} to {ends[1]:.1f}, {seeds})" if ends else f"{score.mean:.2f} %, {seeds}"
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
