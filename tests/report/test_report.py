@@ -749,7 +749,13 @@ def test_report_reads_what_a_real_run_writes(tmp_path: Path):
     folder = run_tiny(tmp_path / "run")
     page = Page(write_report([folder]))
     drawn = [name for name in FIGURES if name != "retrogress" or not flat(retrogress(read_run(folder)))]
-    assert list(page.figures) == ["lead-lead", *(f"run1-{name}" for name in drawn)]
+    assert [name for name in page.figures if name != "run1-predictions"] == [
+        "lead-lead",
+        *(f"run1-{name}" for name in drawn),
+    ]
+    assert page.page_names("run1-predictions"), "the run kept its predictions"
+    titles = [panel["title"] for panel in page.panels("run1-predictions")]
+    assert titles == ["ROC", "Precision and recall", "Reliability", "Decision curve"]
     mean = events_of(folder, "final", scope="mean")[0]
     row = lines(headline([read_run(folder)]))[0]
     assert row.worst_site == pytest.approx(mean["extra"]["worst_site_value"])

@@ -11,8 +11,11 @@ from equipoise.report.record import RunRecord
 
 def metric_curves(run: RunRecord, metric: str, view: str, part: str = "valid") -> pd.DataFrame:
     """One metric of one view at every site that was scored, per round."""
-    scored = run.evaluations
-    return _by_round(scored[(scored["view"] == view) & (scored["part"] == part)], metric)
+    made = run.curves_made
+    if (metric, view, part) not in made:
+        scored = run.evaluations
+        made[metric, view, part] = _by_round(scored[(scored["view"] == view) & (scored["part"] == part)], metric)
+    return made[metric, view, part]
 
 
 def retrogress(run: RunRecord, metric: str | None = None, part: str = "valid") -> pd.DataFrame:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
@@ -72,7 +73,7 @@ class RunRecord:
         names = [site.name for site in sites]
         return pd.concat({part: pd.DataFrame(own, names, classes, int) for part, own in counts.items()}, axis=1)
 
-    @property
+    @cached_property
     def training_images(self) -> pd.DataFrame:
         """Training images of each class at the sites that train."""
         train = self.images["train"]
@@ -83,12 +84,12 @@ class RunRecord:
         """The places where models are only measured."""
         return [name for name in self.images.index if name not in self.training_images.index]
 
-    @property
+    @cached_property
     def end_view(self) -> str:
         """The view a site is left with when a round ends: personal where the method has it, else global."""
         return "personal" if (self.finals["view"] == "personal").any() else self.round_view
 
-    @property
+    @cached_property
     def round_view(self) -> str:
         """The view whose scores tell how rounds went: personal where rounds measured it, else global.
 
@@ -109,10 +110,17 @@ class RunRecord:
     @cached_property
     def work(self) -> pd.DataFrame:
         """A line per round and site: loss, seconds, examples, and bytes that the site sent and received."""
-        visits = ((done.round, site, work) for done in self.rounds for site, work in done.sites.items())
-        lines = [{"round": number, "site": site, **dict(work)} for number, site, work in visits]
         kinds: dict[str, Any] = {"loss": float, "seconds": float, "examples": int, "sent": int, "received": int}
-        return pd.DataFrame(lines, columns=["round", "site", *kinds]).astype(kinds)
+        visits = [(done.round, site) for done in self.rounds for site in done.sites]
+        works = [work for done in self.rounds for work in done.sites.values()]
+        told = {name: np.array([getattr(work, name) for work in works], dtype=kind) for name, kind in kinds.items()}
+        rounds, sites = zip(*visits) if visits else ((), ())
+        return pd.DataFrame({"round": rounds, "site": sites, **told})
+
+    @cached_property
+    def curves_made(self) -> dict[tuple[str, str, str], pd.DataFrame]:
+        """The curves that figures have asked for, by metric, view and part: several figures show the same ones."""
+        return {}
 
     @cached_property
     def validation(self) -> pd.DataFrame:
