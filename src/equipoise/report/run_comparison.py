@@ -10,8 +10,8 @@ import pandas as pd
 
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
-from equipoise.report.measured import in_words, is_dense, main_metric, unit_of
 from equipoise.report.interval_tables import resampled
+from equipoise.report.measured import in_words, is_dense, main_metric, unit_of
 from equipoise.report.plotting import Figure, Panel
 from equipoise.report.record import RunRecord
 from equipoise.report.run_figures import with_confusion
