@@ -66,9 +66,9 @@ class Consortium:
         return any(node.public_key == key and node.status == "online" for node in nodes)
 
 
-def lay_out_consortium(folder: Path, *methods: str, **flower: float) -> Consortium:
+def lay_out_consortium(folder: Path, *methods: str, settings: Sequence[str] = (), **flower: float) -> Consortium:
     """Files for three sites of the tiny phantom, with policies that allow some methods."""
-    config = tiny_config(methods[0])
+    config = tiny_config(methods[0], *settings)
     server, files = lay_out(folder, config, flower)
     allowed: dict[str, set[str]] = {}
     for config in map(tiny_config, methods):

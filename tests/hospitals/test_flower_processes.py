@@ -219,3 +219,15 @@ def test_a_pilot_is_one_command_and_leaves_nothing_running(tmp_path):
     assert (tmp_path / "pilot" / "report.html").exists()
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(str(tmp_path).encode() in command and b"equipoise.hospitals." in command for command in commands)
+
+
+@pytest.mark.slow
+@slow
+def test_a_pilot_with_secure_sums_has_the_bits_of_the_simulation(tmp_path):
+    secure = ("privacy.secure_sums=true",)
+    laid_out = lay_out_consortium(tmp_path / "consortium", "fedavg", settings=secure, timeout=60.0)
+    with running(laid_out):
+        apart = laid_out.run(tiny_config("fedavg", *secure), tmp_path / "apart")
+    local = run_tiny(tmp_path / "local", "fedavg", *secure, LIMIT)
+    assert_same_bits(server_state(local), server_state(apart))
+    assert events(local, "evaluation") == events(apart, "evaluation")

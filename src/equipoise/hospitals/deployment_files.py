@@ -87,6 +87,9 @@ class SiteFile(DeploymentFile):
     plugins: tuple[str, ...] = Field(
         (), description="plug-ins that a run may use here: file.py or package.module, as the run names them"
     )
+    peers: Path | None = Field(
+        None, description="folder with the other sites' public keys, SITE.pub; secure sums take part with no others"
+    )
     least: int = Field(
         LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import Field, PositiveFloat
 
@@ -120,7 +120,9 @@ class Hospitals:
         self._task = setting.task
         self._least = setting.config.privacy.limit
         self._config = setting.config.to_toml()
-        self._noisy = setting.config.privacy.epsilon is not None
+        privacy = setting.config.privacy
+        #: whether counts carry noise or masks, so that they cannot be compared with what a site described
+        self._hidden = privacy.epsilon is not None or privacy.secure_sums
 
     def run(self, requests: Sequence[Request], ask: Ask, version: str) -> Outcomes:
         """Perform all requests; what the journal has is not asked again."""
@@ -164,12 +166,17 @@ class Hospitals:
             "data": request.data,
             "half": self.options.half,
             "config": self._config,
+            **self._more(request),
         }
         identity = digest_of({**fields, "entries": contents.entries, "plain": contents.plain})
         hosts = self.roster.hosts.get(request.site, (request.site,))
         described = {host: self.roster.described[host] for host in hosts if host in self.roster.described}
         parcel = seal(contents, identity=identity, keep=self.states.wanted(request.site), described=described, **fields)
         return _Message(request, identity, hosts, parcel)
+
+    def _more(self, request: Request) -> dict[str, Any]:
+        """Further fields of a message."""
+        return {}
 
     def _exchange(self, messages: Sequence[_Message], version: str) -> list[Answer | SiteFailure]:
         """Every message's answer; where several sites hold the images, the next is asked when one fails."""
@@ -227,7 +234,7 @@ class Hospitals:
             payload, _ = open_parcel(reply)
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
-            described = None if self._noisy else self.roster.counts.get(request.data or request.site)
+            described = None if self._hidden else self.roster.counts.get(request.data or request.site)
             noted = read_noted(header, message.measured, self._task, described, self._least)
         except (UnreadableParcel, MissingTensors) as problem:
             self._count(host, reply.size, down)

@@ -9,7 +9,8 @@ Nothing in this file knows how parcels travel: a `Post` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
-from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Value, flatten
-from equipoise.core.errors import UserError
+from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Sums, Value, flatten
 from equipoise.engine.base import Engine
-from equipoise.engine.slot import Outcome, Request
+from equipoise.engine.slot import EVALUATE, Outcome, Request
+from equipoise.engine.summing import ALL_SITES, numbers_in, together
 from equipoise.hospitals.bounds import absurd, chance, share_of, size_of
 from equipoise.hospitals.exchange import PUBLISH, FlowerOptions, Hospitals, Post, RemoteVersions, Roster
 from equipoise.hospitals.journal import Journal
 from equipoise.hospitals.replies import words_of
+from equipoise.hospitals.secure_sums import SummingHospitals
 
 
 class FlowerEngine(Engine):
@@ -42,14 +44,13 @@ class FlowerEngine(Engine):
         options: FlowerOptions,
         keep_updates: bool = False,
     ):
-        if setting.config.privacy.secure_sums:
-            raise UserError("privacy.secure_sums is not there between hospitals yet: set it to false, or simulate")
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
         self.post = post
         self.roster = roster
         self.journal = Journal(folder / "journal", keep_updates)
-        self.place: Hospitals = Hospitals(setting, options, post, roster, self.states, self.journal)
+        kind = Hospitals if self.summer is None else SummingHospitals
+        self.place: Hospitals = kind(setting, options, post, roster, self.states, self.journal)
 
     def is_site(self, name: str) -> bool:
         """Whether a name is a site's, and not that of a common set or a cohort."""
@@ -60,7 +61,7 @@ class FlowerEngine(Engine):
         super().begin(round_number, attempt)
         self.journal.keep_only(round_number)
         if attempt:  # too few sites answered: give them time to come back; the start needs them all
-            enough = self.setting.config.train.min_sites if round_number else len(self.roster.sites)
+            enough = self.setting.config.least_answers if round_number else len(self.roster.sites)
             self.post.gather(self.roster.sites, enough, self.options.timeout)
 
     def __exit__(self, *problem: object) -> None:
@@ -76,6 +77,32 @@ class FlowerEngine(Engine):
         answers = yield from super().evaluate(message, without, round_number)
         asked = [request for request, _ in answers]
         return [*zip(asked, self._plausible(asked, [outcome for _, outcome in answers]))]
+
+    def _added(self, replies: list[Reply], ask: Ask, measured: Collection[str]) -> Sums:
+        """The sum of masked replies, which has been opened."""
+        assert self.summer is not None and isinstance(self.place, SummingHospitals)
+        opened = self.place.opened.get("")
+        if opened is None:
+            return Sums({}, [reply.site for reply in replies], dict(self.failed))
+        whole, measures = self.summer.whole(ask.action, opened.words, opened.total, len(opened.sites))
+        self.measures.setdefault(ALL_SITES, {}).update(measures)
+        sizes = {name: numbers_in(value) * 8 for name, value in whole.items()}
+        for site in opened.sites:
+            self.entries.setdefault(site, Counter()).update(sizes)
+        return Sums(whole, opened.sites, dict(self.failed))
+
+    def _measured_together(self, found: Sequence[tuple[Request, Outcome]]) -> list[tuple[Request, Outcome]]:
+        assert self.summer is not None and isinstance(self.place, SummingHospitals)
+        told = [(request, outcome) for request, outcome in found if not self.is_site(request.site)]
+        for members in together([request for request, _ in found if self.is_site(request.site)]):
+            request, opened = replace(members[0], site=ALL_SITES), self.place.opened.get(members[0].data)
+            if opened is None:
+                self.undone[ALL_SITES, "measure the models"] = "too few sites answered for a secure sum"
+                told.append((request, Outcome()))
+                continue
+            _, measures = self.summer.whole(EVALUATE, opened.words, opened.total, len(opened.sites))
+            told.append((request, Outcome(measures=measures)))
+        return told
 
     def publish(
         self, folder: Path, message: Mapping[str, Value | PerSite], sites: Sequence[str], whole: bool = False

@@ -38,6 +38,7 @@ from equipoise.engine.private import noisy_description
 from equipoise.engine.runs import with_encoder
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
+from equipoise.engine.summing import Summer
 from equipoise.engine.training import SiteData
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.exchange import PUBLISH
@@ -53,8 +54,11 @@ from equipoise.hospitals.parcels import (
 )
 from equipoise.hospitals.plugins import check_plugins
 from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
+from equipoise.hospitals.secure_sums import COLUMNS, MASKED
 from equipoise.hospitals.security import write_secret
+from equipoise.hospitals.sum_desk import SUM_ACTIONS, Identity, RefusedSum, SumDesk
 from equipoise.methods import get_method, option_tables
+from equipoise.sums import TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class Office:
         data: how the site's images were prepared, which those that its models meet later must be, too
         least: the site refuses runs whose `privacy.least` is lower
         plugins: names of plug-ins that a run may use here
+        identity: by what other sites know this one in secure sums, and this one them
     """
 
     def __init__(
@@ -102,10 +107,12 @@ class Office:
         data: DataConfig | None = None,
         least: int = 0,
         plugins: Sequence[str] = (),
+        identity: Identity | None = None,
     ):
         self.site = site
         self.federation = federation
         self.least = least
+        self.identity = identity or Identity()
         self.folder = folder
         self.policy = policy
         self.device = device
@@ -128,7 +135,7 @@ class Office:
         except StateLost as problem:
             log.error("cannot go on: %s", problem)
             return _reply(error=str(problem), lost=True)
-        except (Refused, SiteFailure, UnreadableParcel) as problem:
+        except (Refused, RefusedSum, SiteFailure, UnreadableParcel) as problem:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))
         except OSError as problem:
@@ -141,8 +148,10 @@ class Office:
 
     def _answer(self, parcel: Parcel) -> Parcel:
         self.verify(parcel)
-        message, self._held = open_parcel(parcel, self._held)
+        message, held = open_parcel(parcel, self._held)
         header = parcel.header
+        if header["action"] not in SUM_ACTIONS:  # those bring no tensors, and are no reason to forget any
+            self._held = held
         if header["action"] == DESCRIBE:
             return self._describe(header)
         work = self._work(header["config"])
@@ -153,6 +162,10 @@ class Office:
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
             return self._publish(work, records, header, message)
+        if header["action"] in SUM_ACTIONS:
+            return _reply(sum=self._desk(records, header).answer(header["action"], header["sum"]))
+        if work.config.privacy.secure_sums and header["site"] == self.site and "sum" not in header:
+            raise Refused("with privacy.secure_sums this site's numbers leave it under masks alone")
         stored = records.reply(header) if header["version"] else None
         if stored is None:
             stored = self._perform(work, records, header, message)
@@ -241,10 +254,31 @@ class Office:
             if outcome.kept is not None:
                 write_state(records.state_path(version), outcome.kept, durable=True)
         outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
+        if "sum" in header:
+            outcome = self._masked(work, records, header, outcome)
         reply = _outcome_parcel(outcome, header, kept=bool(version) and outcome.kept is not None)
         if version:
             records.write_reply(header, reply)
         return reply
+
+    def _desk(self, records: Records, header: Mapping[str, Any]) -> SumDesk:
+        return SumDesk(self.site, records.folder / "sums", header["run"], self.identity)
+
+    def _masked(self, work: Workplace, records: Records, header: Mapping[str, Any], outcome: Outcome) -> Outcome:
+        """The outcome with its numbers under masks; of its work the site tells how long it took."""
+        asked = header["sum"]
+        summer = Summer(work.setting, type(work.slot.client))
+        try:
+            words, vector = summer.part(
+                header["action"], outcome.payload, outcome.measures, asked["measured"], int(asked["sites"])
+            )
+        except TooLarge as problem:
+            raise Refused(f"{header['action']}: {problem}") from None
+        masked = self._desk(records, header).masked(
+            str(asked["number"]), header["identity"], dict(asked["shares"]), vector
+        )
+        seconds = {name: value for name, value in outcome.facts.items() if name == "seconds"}
+        return Outcome({MASKED: masked, COLUMNS: words}, outcome.kept, {}, seconds)
 
     def _places(self, federation: Federation) -> dict[str, Site]:
         """The places whose images models may see: another hospital's images are none of our business."""

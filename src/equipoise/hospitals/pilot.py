@@ -47,13 +47,14 @@ def make_certificates(
     new_key_pair(server / "coordinator.key", server / "coordinator.pub")
     files = {}
     for site in sites:
+        new_key_pair(folder / "sites" / safe_name(site) / "node.key", folder / "sites" / safe_name(site) / "node.pub")
+    for site in sites:
         own = folder / "sites" / safe_name(site)
-        new_key_pair(own / "node.key", own / "node.pub")
         for name in ("ca.crt", "coordinator.pub"):
             (own / name).write_bytes((server / name).read_bytes())
-        public = server / "nodes" / f"{safe_name(site)}.pub"
-        public.parent.mkdir(parents=True, exist_ok=True)
-        public.write_bytes((own / "node.pub").read_bytes())
+        _copy(own / "node.pub", server / "nodes" / f"{safe_name(site)}.pub")
+        for other in set(sites) - {site}:
+            _copy(folder / "sites" / safe_name(other) / "node.pub", own / "peers" / f"{safe_name(other)}.pub")
         files[site] = own / "site.toml"
         _write_toml(
             files[site],
@@ -63,6 +64,7 @@ def make_certificates(
                 "ca": "ca.crt",
                 "key": "node.key",
                 "coordinator": "coordinator.pub",
+                "peers": "peers",
             },
         )
     _write_toml(
@@ -115,6 +117,11 @@ def lay_out(folder: Path, config: Config, flower: Mapping[str, Any] | None = Non
         }
         write_text(file, file.read_text() + tomli_w.dumps(given))
     return server, files
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
 
 
 def _write_toml(path: Path, content: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def verifier(path: Path) -> Callable[[Parcel], None]:
     keys = public_keys(path)
 
     def verify(parcel: Parcel) -> None:
-        if not any(_signed(key, parcel.signature, parcel.text.encode()) for key in keys):
+        if not any(signed_by(key, parcel.signature, parcel.text.encode()) for key in keys):
             raise UnreadableParcel("the coordinator of this consortium did not sign it")
 
     return verify
@@ -129,7 +129,7 @@ def check_reply(keys: Sequence[bytes], reply: Parcel, question: Parcel) -> None:
         keys: in PEM, as Flower knows them
     """
     owned = (load_pem_public_key(key) for key in keys)
-    if not any(_signed(key, reply.signature, _said(reply, question)) for key in owned):  # type: ignore[arg-type]
+    if not any(signed_by(key, reply.signature, _said(reply, question)) for key in owned):  # type: ignore[arg-type]
         raise UnreadableParcel("it is not signed with the site's key, or the site runs an older Equipoise")
 
 
@@ -140,7 +140,8 @@ def _said(reply: Parcel, question: Parcel) -> bytes:
     return b"equipoise reply 1\0" + asked + reply.text.encode()
 
 
-def _signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+def signed_by(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+    """Whether the owner of a public key signed a text."""
     try:
         key.verify(signature, text, SIGNED_WITH)
     except InvalidSignature:

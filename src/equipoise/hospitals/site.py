@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from equipoise.core.errors import UserError
 from equipoise.data import load_federation
 from equipoise.data.federation import Federation, Site
+from equipoise.engine.payload_files import safe_name
 from equipoise.engine.runs import choose_device
 from equipoise.hospitals.authority import check_authority
 from equipoise.hospitals.deployment_files import SiteFile, check_security
@@ -28,6 +30,7 @@ from equipoise.hospitals.policy import check_words
 from equipoise.hospitals.processes import free_port, start_supernode
 from equipoise.hospitals.records import from_records, to_records
 from equipoise.hospitals.security import (
+    SIGNED_WITH,
     keep_private,
     private_key,
     public_keys,
@@ -35,6 +38,7 @@ from equipoise.hospitals.security import (
     verifier,
     write_secret,
 )
+from equipoise.hospitals.sum_desk import Identity
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +121,7 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         settings.data,
         settings.least,
         settings.plugins,
+        identity_of(settings, insecure),
     )
     sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
     ledger = Ledger(settings.state)
@@ -137,6 +142,19 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
             refused_since = None
             log.warning("the SuperNode ended with status %s (%s); starting it again", node.process.returncode, node.log)
         time.sleep(RESTART_SECONDS)
+
+
+def identity_of(settings: SiteFile, insecure: bool) -> Identity:
+    """How this site signs its keys of secure sums, and knows the other sites'."""
+    if insecure or not settings.key:
+        return Identity()
+    key, folder = private_key(settings.key), settings.peers
+
+    def peers(site: str) -> list[ec.EllipticCurvePublicKey]:
+        path = folder / f"{safe_name(site)}.pub" if folder else None
+        return public_keys(path) if path and path.is_file() else []
+
+    return Identity(lambda text: key.sign(text, SIGNED_WITH), peers)
 
 
 def _refusal(settings: SiteFile, insecure: bool, said: str) -> str | None:
