@@ -20,6 +20,10 @@ from equipoise.engine.runs import make_config, prepare_run, with_encoder
 from equipoise.nets import NetConfig, build_net, groups
 from equipoise.nets import features as computing
 from equipoise.nets.encoders import build_encoder
+from equipoise.report import read_run
+from equipoise.report.page import render
+from equipoise.report.run_facts import costs
+from equipoise.report.wording import traffic
 from harness import TINY, all_state, assert_same_bits, events
 from tinyencoder import FEATURES as WIDTH
 
@@ -328,3 +332,19 @@ def test_features_tell_what_made_them():
     about = json.loads((store_of(featured()[1]).folder / ABOUT).read_text())
     assert about["encoder"] == ENCODER and about["pixels"] == 20 and about["computed"] == 160
     assert (store_of(featured()[1]).folder / FEATURES).is_file()
+
+
+def test_a_report_shows_what_full_training_would_cost(tmp_path):
+    folder = run(tmp_path / "run")
+    told = costs(read_run(folder))
+    from tinyencoder import encoder
+
+    count = sum(p.numel() for p in encoder().parameters())
+    sent = read_run(folder).work["sent"].mean()
+    assert told["Sent per round, full training"] == traffic(sent + 4 * count)
+    assert "Time per round, full training (estimate)" in told
+    assert "Sent per round, full training" in render([read_run(folder)])
+    plain = tmp_path / "plain"
+    prepare_run(make_config(None, [*TINY], method="fedavg"), plain).execute()
+    assert not [title for title in costs(read_run(plain)) if "full training" in title]
+    assert "full training" in render([read_run(folder), read_run(plain)])

@@ -35,12 +35,16 @@ class Features:
         views: augmented views of each image, stored after the plain one
         pipelines: how many pipelines made these views in turn
         encoder: digest of the encoder, weights included
+        parameters: of the whole encoder
+        seconds: that the encoder took for one image; None where that is not known
     """
 
     shape: Shape
     views: int = 0
     pipelines: int = 1
     encoder: str = ""
+    parameters: int = 0
+    seconds: float | None = None
 
 
 class FeatureStore(Store):

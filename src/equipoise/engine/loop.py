@@ -192,7 +192,7 @@ class Run:
             task=self.setting.task.name,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            **({} if (seen := self.federation.features) is None else {"features": list(seen.shape)}),
+            **self._of_features(),
             warnings=warnings,
             plugins=[vars(described(kind, name)) for kind, name in self.config.used_plugins()],
             disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
@@ -209,6 +209,14 @@ class Run:
         found = certificate(self.config, self.federation, self.engine.sees_images)
         write_text(self.folder / CERTIFICATE, json.dumps(found, indent=2) + "\n")
         return {"certificate": found}
+
+    def _of_features(self) -> dict[str, Any]:
+        """What a run on features of a frozen encoder tells besides: their shape, and what the encoder is like."""
+        seen = self.federation.features
+        if seen is None:
+            return {}
+        encoder = {"parameters": seen.parameters, "seconds": seen.seconds}
+        return {"features": list(seen.shape), "encoder": {key: v for key, v in encoder.items() if v is not None}}
 
     def _go_on(self, latest: Manifest) -> None:
         """Write down that the run goes on after its last complete round."""

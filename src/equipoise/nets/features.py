@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ def with_features(
     own = encoder.augment(augment, federation.channels)
     pixels = build_augmentation(own, federation.image_size, federation.channels)
     shape = encoder.shape(federation.channels, pixels.size)
-    told = Features(shape, net.views, len(pixels.views), encoder.digest)
+    told = Features(shape, net.views, len(pixels.views), encoder.digest, encoder.parameters)
     work = _Work(encoder, pixels, net.views, net.stored, shape, torch.device(device), progress)
-    stores: dict[Store, Store] = {}
+    stores: dict[Store, FeatureStore] = {}
 
     def computed(split: Split) -> Split:
         if not split.store.readable:
@@ -62,8 +63,15 @@ def with_features(
         sites=tuple(map(at, federation.sites)),
         common=None if federation.common is None else at(federation.common),
         cohorts=tuple(map(at, federation.cohorts)),
-        features=told,
+        features=replace(told, seconds=_seconds(stores.values())),
     )
+
+
+def _seconds(stores: Iterable[FeatureStore]) -> float | None:
+    """Seconds that an image took, where so many were computed that this says something."""
+    told = [store.about for store in stores]
+    computed = sum(about["computed"] for about in told)
+    return sum(about["seconds"] for about in told) / computed if computed >= BATCH else None
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ class _Work:
             began = time.perf_counter()
             for rows, view, images in self._batches(pictures, draft):
                 # On a GPU, features in full float32, which are those of a CPU but for rounding.
-                with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+                with torch.inference_mode(), _full_precision():
                     found = module(_filled(images, self.device))[: len(rows)]
                 draft.write(rows, view, found.cpu().numpy())
                 computed += len(rows)
@@ -175,6 +183,11 @@ class _Work:
                     random = generator(self.device, 0, "features", block // BATCH, view)
                     pipeline = self.pixels.view(view % len(self.pixels.views))
                     yield rows, 1 + view, pipeline(pictures.images(rows).to(self.device), random)
+
+
+def _full_precision() -> AbstractContextManager[None]:
+    """The context in which convolutions on a GPU run in float32, and repeat bit for bit."""
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
 
 
 def _filled(images: Tensor, device: torch.device) -> Tensor:

@@ -43,6 +43,7 @@ class Start(Line):
     parameters: int | None = None
     model_bytes: int | None = None
     task: str = "classification"
+    encoder: dict[str, float] = Field(default_factory=dict)
 
 
 class SiteRound(Line):

@@ -41,7 +41,7 @@ from equipoise.report.run_tables import (
 )
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.volume_figures import dice_boxes, worst_cases
-from equipoise.report.wording import duration, traffic
+from equipoise.report.wording import UNKNOWN, duration, traffic
 
 #: what tells a report of runs from other files, reports of studies among them
 KICKERS = ("Comparison of runs", "Report of a run")
@@ -139,7 +139,7 @@ def _compare(runs: Sequence[RunRecord], labels: Sequence[str], shared: bool) -> 
     rows, groups = group_titles(headline(runs))
     caption = "Results of all runs, per cent. Nothing is bold: one run each cannot tell methods apart."
     scores = scores_sheet(caption, rows, {"Run": "label", "View": "view"})
-    spent = pd.DataFrame([costs(run) for run in runs])
+    spent = pd.DataFrame([costs(run) for run in runs]).fillna(UNKNOWN)
     return {
         "id": "comparison",
         "scores": _with_worst_site(scores, rows),

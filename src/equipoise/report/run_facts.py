@@ -11,6 +11,11 @@ from equipoise.report.run_tables import COLUMNS, headline
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration, percent, ranges, traffic
 
+#: of a parameter in float32
+BYTES = 4
+#: the work of a training step in forward passes
+FORWARD_AND_BACKWARD = 3
+
 
 def key_numbers(run: RunRecord) -> list[tuple[str, str, str]]:
     """The few numbers to see first, as (title, per cent, remark), of the view that sites are left with."""
@@ -53,7 +58,8 @@ def work_by_site(run: RunRecord) -> Sheet:
     means = by_site.mean(numeric_only=True)
     total = by_site["sent"].sum() + by_site["received"].sum()
     return sheet(
-        "Work and traffic by site: means over the rounds in which the site took part, and the sum over the run.",
+        "Work and traffic by site: means over the rounds in which the site took part, and the sum over the run."
+        + _beside_full_training(run),
         {"Site": means.index},
         {
             "Rounds": by_site.size().map(str),
@@ -64,6 +70,12 @@ def work_by_site(run: RunRecord) -> Sheet:
             "Traffic in all": total.map(traffic),
         },
     )
+
+
+def _beside_full_training(run: RunRecord) -> str:
+    """What a run on features of a frozen encoder saved, as sentences; empty for other runs."""
+    found = _of_full_training(run, run.work["sent"].mean() if len(run.work) else 0.0)
+    return "".join(f" {title}: {value}." for title, value in found.items())
 
 
 def costs(run: RunRecord) -> dict[str, str]:
@@ -79,7 +91,23 @@ def costs(run: RunRecord) -> dict[str, str]:
         "Sent per round": traffic(sent),
         "Received per round": traffic(received),
         "Traffic in all": traffic(int((run.work["sent"] + run.work["received"]).sum())),
+        **_of_full_training(run, sent),
     }
+
+
+def _of_full_training(run: RunRecord, sent: float) -> dict[str, str]:
+    """What training the frozen encoder too would cost: its weights on the way, and thrice its time for an image.
+
+    A step goes forward, and backward through inputs and weights: three times the work of a forward pass.
+    """
+    encoder = run.start.encoder
+    if not encoder:
+        return {}
+    found = {"Sent per round, full training": traffic(sent + BYTES * encoder["parameters"])}
+    if encoder.get("seconds"):
+        images = run.work["examples"].sum() / max(len(run.rounds), 1) if len(run.work) else 0
+        found["Time per round, full training (estimate)"] = duration(FORWARD_AND_BACKWARD * images * encoder["seconds"])
+    return found
 
 
 def left_out(run: RunRecord) -> list[tuple[str, str, str]]:
