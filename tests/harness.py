@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from equipoise.checks import trouble
+from equipoise.checks.battery import TINY
+from equipoise.checks.traces import (
+    all_state,
+    assert_same_bits,
+    events,
+    last_checkpoint,
+    server_state,
+    site_states,
+)
 from equipoise.contract.config import Config
 from equipoise.contract.method import Client, Method
-from equipoise.contract.protocol import SiteFailure, flatten
+from equipoise.contract.protocol import SiteFailure
 from equipoise.data import Federation, load_federation
 from equipoise.engine.loop import Run
-from equipoise.engine.payload_files import read_payload
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
 
-TINY = (
-    "train.rounds=2",
-    "train.epochs=1",
-    "train.batch_size=8",
-    "data.phantom.images=160",
-    "data.phantom.sites=3",
-    "data.phantom.classes=4",
-    "data.phantom.size=16",
-    "augment.name='flips'",
-)
+__all__ = [
+    "TINY",
+    "all_state",
+    "assert_same_bits",
+    "events",
+    "last_checkpoint",
+    "run_tiny",
+    "server_state",
+    "site_sizes",
+    "site_states",
+    "tiny_config",
+    "tiny_federation",
+    "with_client",
+    "with_lost_site",
+]
 
 
 def tiny_config(method: str = "fedavg", *settings: str) -> Config:
@@ -58,13 +68,7 @@ def site_sizes(*settings: str) -> dict[str, int]:
 
 def with_client(method: str, change: Callable[[type[Client]], type[Client]]) -> Method:
     """A method whose client, components included, is changed by a function."""
-    known = get_method(method)
-
-    class Changed(Method):
-        def client_class(self, config: Config) -> type[Client]:
-            return change(super().client_class(config))
-
-    return Changed(**{field.name: getattr(known, field.name) for field in dataclasses.fields(known)})
+    return trouble.with_client(get_method(method), change)
 
 
 def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method:
@@ -81,47 +85,3 @@ def with_lost_site(method: str, lost: str = "site 2", number: int = 1) -> Method
         return Lost
 
     return with_client(method, losing)
-
-
-def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The events of a run, all or of one kind."""
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if kind is None or line["event"] == kind]
-
-
-def last_checkpoint(folder: Path) -> Path:
-    """The newest checkpoint's folder."""
-    return sorted((folder / "checkpoints").glob("round-?????"))[-1]
-
-
-def server_state(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the server's state after the last round, by flat name."""
-    return flatten(read_payload(last_checkpoint(folder) / "server.safetensors"))[0]
-
-
-def site_states(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor that sites keep after the last round, by site and flat name."""
-    manifest = json.loads((last_checkpoint(folder) / "manifest.json").read_text())
-    states = {}
-    for site, version in manifest["sites"].items():
-        (path,) = (p for p in (folder / "sites").glob(f"*/{version}.safetensors") if p.parent.name == _quoted(site))
-        states.update({f"{site}/{name}": t for name, t in flatten(read_payload(path))[0].items()})
-    return states
-
-
-def _quoted(site: str) -> str:
-    from equipoise.engine.payload_files import safe_name
-
-    return safe_name(site)
-
-
-def all_state(folder: Path) -> dict[str, torch.Tensor]:
-    """Server and site tensors after the last round."""
-    return {f"server/{k}": v for k, v in server_state(folder).items()} | site_states(folder)
-
-
-def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    """Two states agree bit for bit."""
-    assert first.keys() == second.keys()
-    different = [name for name in first if not torch.equal(first[name], second[name])]
-    assert not different, f"differ: {different[:5]}"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from composed import server_of, setting_of
+from equipoise.checks.host_reads import HostReads
 from equipoise.contract.repeat import Repeated
 from equipoise.prototypes import drive_apart
-from host_reads import HostReads
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise import losses
-from host_reads import HostReads
+from equipoise.checks.host_reads import HostReads
 from named_losses import LOSSES
 
 LOGITS, FEATURES = torch.randn(6, 4), torch.randn(6, 8)

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from equipoise import methods
+from equipoise.checks import battery
+from equipoise.checks.trouble import Stop, StopAt, faulty
 from equipoise.components import get_component
 from equipoise.contract.component import variations
-from equipoise.contract.method import Client, Method
-from equipoise.contract.protocol import SiteFailure
+from equipoise.contract.method import Method
 from equipoise.engine import local
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method, method_names
@@ -45,21 +46,6 @@ def settings_of(method: str) -> tuple[str, ...]:
     name, *added = method.split("+")
     parts = [get_method(name).options, *map(get_component, added)]
     return (*FEW, *(setting for part in parts for setting in (*part.in_short, *part.at_little_cost)))
-
-
-class Stop(Exception):
-    """Ends a run as a crash would."""
-
-
-class StopAt:
-    """An observer that ends a run in the middle of a round, or at a later event of it."""
-
-    def __init__(self, number: int, kind: str = "round"):
-        self.number, self.kind = number, kind
-
-    def event(self, event, **fields):
-        if event == self.kind and (event != "round" or fields["round"] == self.number):
-            raise Stop
 
 
 AS_RELEASED = ("prr.prototype_exchange=released", "prr.spread=clamped", "prr.det_metric=released", "train.epochs=2")
@@ -130,29 +116,6 @@ def test_real_worker_processes_do_not_change_a_bit(tmp_path, method):
     assert_same_bits(all_state(one), all_state(two))
 
 
-def faulty(client: type[Client], fault: str) -> type[Client]:
-    """The client of a method, with one site that sends NaN or is lost in round 1."""
-
-    class Faulty(client):  # type: ignore[misc, valid-type]
-        def train(self, message):
-            payload = yield from super().train(message)
-            if self.workplace.site != "site 2" or self.workplace.round != 1:
-                return payload
-            if fault == "lost":
-                raise SiteFailure("lost")
-            return {name: _broken(value) for name, value in payload.items()}
-
-    return Faulty
-
-
-def _broken(value):
-    if isinstance(value, dict):
-        return {name: _broken(entry) for name, entry in value.items()}
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return torch.full_like(value, float("nan"))
-    return value
-
-
 @pytest.mark.parametrize("method", [m for m in ALL if m.split("+")[0] not in ("local", "closed-local", "central")])
 @pytest.mark.parametrize("fault", ["nan", "lost"])
 def test_a_bad_or_lost_site_is_survived(tmp_path, method, fault):
@@ -191,19 +154,7 @@ def settings_by_sheet(method: str) -> list[list[str]]:
 
 def overheard(folder, method: str, *settings: str) -> dict[str, set[str]]:
     """The entries of all replies to each action in a run of one round, in which no reply is refused."""
-    heard: dict[str, set[str]] = {}
-
-    class Listening(local.LocalEngine):
-        def ask(self, ask):
-            replies = yield from super().ask(ask)
-            for reply in replies:
-                heard.setdefault(ask.action, set()).update(reply.payload)
-            return replies
-
-    config = tiny_config(method, *settings_of(method), *settings, "train.rounds=1")
-    Run(config, get_method(method), tiny_federation(config), folder, engine=Listening).execute()
-    assert events(folder, "round")[0]["missing"] == {}
-    return heard
+    return battery.overheard(battery.Subject(method, settings_of(method)), folder, *settings)
 
 
 @pytest.mark.parametrize("method", COMPOSITIONS)

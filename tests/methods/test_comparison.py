@@ -8,11 +8,11 @@ import torch
 from test_personalised import with_one_image
 
 from clients import new_client, noise_batch
+from equipoise.checks.host_reads import HostReads
 from equipoise.contract.method import Batch
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation
-from host_reads import HostReads
 
 METHODS = (
     *("fedprox", "scaffold", "feddyn", "moon", "fedproc", "fedrs", "fedlc", "fedfocal", "fedeamc", "ida", "climb"),

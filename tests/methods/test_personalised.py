@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from clients import SHORT, new_client, noise_batch
+from equipoise.checks.host_reads import HostReads
 from equipoise.data import Federation
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation
-from host_reads import HostReads
 
 #: methods with the settings that keep a test short
 METHODS = {

@@ -8,6 +8,7 @@ import torch
 from test_personalised import with_one_image
 
 from clients import SHORT
+from equipoise.checks.host_reads import HostReads
 from equipoise.contract.method import Setting
 from equipoise.engine.local import new_slot
 from equipoise.engine.loop import Run
@@ -15,7 +16,6 @@ from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import EagerSteps, SiteData
 from equipoise.methods import get_method
 from harness import all_state, events, run_tiny, tiny_config, tiny_federation
-from host_reads import HostReads
 
 #: methods with the settings that keep a test short
 METHODS = {

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from equipoise.cli import hospitals as deploy_commands
-from equipoise.cli import listing, models, running
+from equipoise.cli import listing, models, plugins, running
 from equipoise.cli.audit import audit
 from equipoise.cli.components import components_app
 from equipoise.cli.concepts import concepts_app
@@ -45,6 +45,8 @@ app.command()(models.predict)
 app.command()(audit)
 app.command()(models.export)
 app.command()(init)
+app.command()(plugins.new)
+app.command()(plugins.check)
 app.command()(running.demo)
 app.command()(listing.runs)
 app.command()(listing.presets)

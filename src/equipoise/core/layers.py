@@ -19,6 +19,7 @@ LAYERS = (
     ("engine",),
     ("evidence",),
     ("hospitals",),
+    ("checks",),
     ("report",),
     ("studies",),
     ("watch",),

@@ -1,5 +1,7 @@
 """What a captured CUDA graph does not allow, found on a CPU: operations that read values on the host."""
 
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +15,8 @@ class HostReads(TorchDispatchMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note an operation, and perform it."""
         name = func.overloadpacket.__name__
         masks = name in ("index", "index_put", "index_put_") and any(
             index is not None and index.dtype == torch.bool for index in args[1]

@@ -1,0 +1,4 @@
+"""Checks of what every method keeps: resume, workers, replies, lost sites, NaN, host reads, a round on Flower.
+
+`equipoise check FILE` runs them on a plug-in, the project's tests on its own methods.
+"""

@@ -1,0 +1,79 @@
+"""`equipoise new` writes plug-ins that run at once, and `equipoise check` finds what one does not keep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equipoise.checks.battery import CHECKS, findings
+from equipoise.checks.subjects import subjects_of
+from equipoise.cli.templates import TEXTS, text_of
+
+FLOWER, WORKERS = "a round on Flower gives the bits of a local one", "two workers give the same bits"
+#: checks that need no other process
+QUICK = [title for title in CHECKS if title not in (FLOWER, WORKERS)]
+METHOD = """import torch
+
+import equipoise as eq
+
+
+class Client(eq.FedAvgClient):
+    def loss(self, batch, out):
+        LINE
+        return super().loss(batch, out)
+
+
+METHOD = eq.Method(eq.FedAvgServer, Client, "none", 2026, "nothing")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "data"))
+
+
+def equipoise(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "equipoise", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_what_new_writes_keeps_what_our_own_keep(kind, tmp_path):
+    Path("mine.py").write_text(text_of(kind, "mine"))
+    ((found, subject),) = subjects_of("mine.py")
+    assert found == kind
+    few = ["a resumed run has the same bits", "hooks read nothing on the host"]
+    assert [finding for finding in findings(subject, tmp_path, few) if not finding.kept] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "title", "told"),
+    [
+        ("float(batch.image.sum())", "hooks read nothing on the host", "_local_scalar_dense in loss"),
+        ("import random; return super().loss(batch, out) * random.random()", "a resumed run has the same bits", "differ"),
+        ("return super().loss(batch, out) * float('nan')", "a run ends with finite weights", ""),
+        ("raise ValueError('no way')", "a run ends with finite weights", "ValueError: no way"),
+    ],
+)
+def test_a_method_that_does_not_keep_it_is_found_out(tmp_path, line, title, told):
+    Path("bad.py").write_text(METHOD.replace("LINE", line))
+    (finding,) = findings(dict(subjects_of("bad.py"))["method"], tmp_path, [title])
+    assert not finding.kept and told in finding.told
+
+
+def test_new_and_check_by_the_command_line():
+    done = equipoise("new", "method", "fed-mine")
+    assert done.returncode == 0 and Path("fed_mine.py").exists() and Path("test_fed_mine.py").exists()
+    assert "run it: equipoise run --method fed_mine.py" in done.stdout
+    again = equipoise("new", "method", "fed-mine")
+    assert again.returncode == 2 and "exists" in again.stderr
+    Path("bad.py").write_text(METHOD.replace("LINE", "float(batch.image.sum())"))
+    checked = equipoise("check", "bad.py", "--no-flower")
+    assert checked.returncode == 1 and checked.stdout.count("ok ") == 6 and "broken hooks read" in checked.stdout
+    Path("empty.py").write_text("")
+    refused = equipoise("check", "empty.py")
+    assert refused.returncode == 2 and "empty.py holds no plug-in" in refused.stderr
