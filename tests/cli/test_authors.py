@@ -54,7 +54,11 @@ def test_what_new_writes_keeps_what_our_own_keep(kind, tmp_path):
     ("line", "title", "told"),
     [
         ("float(batch.image.sum())", "hooks read nothing on the host", "_local_scalar_dense in loss"),
-        ("import random; return super().loss(batch, out) * random.random()", "a resumed run has the same bits", "differ"),
+        (
+            "import random as r; return super().loss(batch, out) * r.random()",
+            "a resumed run has the same bits",
+            "differ",
+        ),
         ("return super().loss(batch, out) * float('nan')", "a run ends with finite weights", ""),
         ("raise ValueError('no way')", "a run ends with finite weights", "ValueError: no way"),
     ],
