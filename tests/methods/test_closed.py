@@ -281,3 +281,8 @@ def test_a_run_names_what_limits_it(tmp_path):
         tmp_path / "random", "net.name=efficientnet-b0", "data.phantom.images=40", "data.phantom.size=32"
     )
     assert "whose weights are random; set net.weights" in random
+
+
+def test_noise_whose_seed_the_server_knows_is_refused_between_hospitals():
+    options = get_method("closed").options
+    assert not options().only_simulated() and "the server knows" in options(epsilon=1.0).only_simulated()

@@ -1,6 +1,6 @@
 """Replaces the head by a classifier in closed form on the trained body, from sums that sites send at a round's end.
 
-Where bodies are personal, their features cannot be compared. Then each site solves for a head of its own sums alone.
+Where bodies are personal, their features cannot be compared. Then each site solves for a head from its sums alone.
 """
 
 from __future__ import annotations

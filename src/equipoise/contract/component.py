@@ -79,6 +79,10 @@ class Options(Table):
         """Why its server has to read what each site sent, in words; empty: sums over sites are enough."""
         return ""
 
+    def only_simulated(self) -> str:
+        """Why a run with these options cannot be between hospitals, in words; empty: it can."""
+        return ""
+
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         """Options, or dotted keys of the config, that do nothing under this setting, and why."""
         return {}

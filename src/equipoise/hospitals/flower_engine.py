@@ -19,6 +19,7 @@ from torch import Tensor
 from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Sums, Value, flatten
+from equipoise.core.errors import UserError
 from equipoise.engine.base import Engine
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES, numbers_in, together
@@ -44,6 +45,8 @@ class FlowerEngine(Engine):
         options: FlowerOptions,
         keep_updates: bool = False,
     ):
+        if why := setting.options.only_simulated():
+            raise UserError(f"{why}; leave it out between hospitals, or simulate")
         super().__init__(method, setting, [*roster.sites, *roster.hosts], RemoteVersions())
         self.options = options
         self.post = post

@@ -92,8 +92,13 @@ class Options(ClosedFormOptions):
                 f"{first_few(small)} would send sums of up to {most} components over fewer than {8 * most} images. "
                 "Such sums may show single images. privacy.secure_sums = true hides them, or lower closed.dimensions"
             )
+        if config.net.name == "adapter" and config.net.adapter == "hidden":
+            yield f"{config.method} does not train the adapter's hidden layer; set net.adapter = 'linear'"
         if config.net.weights == "none" and config.net.name in net_names() and architecture(config.net.name).imagenet:
             yield f"{config.method} does not train {config.net.name}, whose weights are random; set net.weights"
+
+    def only_simulated(self) -> str:
+        return "closed.epsilon draws its noise from the run's seed, which the server knows" if self.epsilon else ""
 
     def noise(self) -> float:
         """Standard deviation of the noise on each sum; both exchanges are released."""
