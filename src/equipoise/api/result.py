@@ -23,7 +23,7 @@ from equipoise.data import load_federation
 from equipoise.data.federation import PARTS, Federation, Site
 from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.events import first_event
-from equipoise.engine.image_scores import ImageScores, Predictions, hashed_names, predictions_of
+from equipoise.engine.image_scores import FILE, ImageScores, Predictions, hashed_names, predictions_of
 from equipoise.engine.predicted_masks import predicted_masks
 from equipoise.engine.prediction import (
     Predictor,
@@ -315,7 +315,7 @@ class Result:
         return run_config(config, self.path, resume=True, progress=progress)
 
     def _predictions(self) -> Predictions:
-        return read_predictions(self.path, self.finished)
+        return read_predictions(self.path, (self.path / FILE).exists() or self.finished)
 
     def _predicted(self, federation: Federation, site: str | None, split: str | None) -> Predictions:
         """What models predict for a federation's images, in the columns of the run's own predictions."""

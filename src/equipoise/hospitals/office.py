@@ -32,6 +32,7 @@ from equipoise.data import DataConfig
 from equipoise.data.federation import Federation, Site
 from equipoise.data.preparation import PREPARATION
 from equipoise.engine.disclosure import DESCRIBE
+from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
 from equipoise.engine.private import noisy_description
@@ -42,6 +43,7 @@ from equipoise.engine.summing import Summer
 from equipoise.engine.training import SiteData
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.exchange import PUBLISH
+from equipoise.hospitals.own_predictions import keep, taken_out, told, with_single
 from equipoise.hospitals.parcels import (
     MissingTensors,
     Parcel,
@@ -121,6 +123,8 @@ class Office:
         self.prepared = {name: getattr(data, name) for name in PREPARATION} if data else {}
         self._descriptions: dict[int, dict[str, Any]] = {}
         self._held: dict[str, Tensor] = {}
+        #: predictions of this site's images by the run's folder that they are kept in
+        self._single: tuple[Path, list[ImageScores]] = Path(), []
         self._workplace: tuple[str, Workplace] | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:
@@ -248,7 +252,10 @@ class Office:
         if work.slot.private is not None:
             work.slot.private.occasion = f"{header['run']}/{header['identity']}"
         elsewhere = self._data(work, request.data) if request.data else None
-        outcome = exhaust(work.slot.perform(request, message, kept, self._data(work, request.site), elsewhere))
+        asked = with_single(request, work.setting.task.dense)
+        outcome = exhaust(work.slot.perform(asked, message, kept, self._data(work, request.site), elsewhere))
+        if asked is not request:
+            self._keep(records.folder, taken_out(outcome, request, request.round))
         if version:
             records.tidy(header)
             if outcome.kept is not None:
@@ -279,6 +286,13 @@ class Office:
         )
         seconds = {name: value for name, value in outcome.facts.items() if name == "seconds"}
         return Outcome({MASKED: masked, COLUMNS: words}, outcome.kept, {}, seconds)
+
+    def _keep(self, folder: Path, found: list[ImageScores]) -> None:
+        """Keep predictions of single images on this site's disk, and say how sure its own scores are."""
+        if found:
+            known = self._single[1] if self._single[0] == folder else []
+            self._single = folder, keep(folder, known, found, self.federation)
+            log.info("own scores: %s", told(folder))
 
     def _places(self, federation: Federation) -> dict[str, Site]:
         """The places whose images models may see: another hospital's images are none of our business."""
