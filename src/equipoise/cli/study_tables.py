@@ -11,7 +11,7 @@ from rich.table import Table
 
 from equipoise.contract.config import Config
 from equipoise.core.errors import UserError
-from equipoise.metrics import METRICS
+from equipoise.report.measured import EVERY
 from equipoise.studies.checks import check_finished, is_finished
 from equipoise.studies.grid import Cell
 from equipoise.studies.remarks import caveats
@@ -71,7 +71,7 @@ def _fits(console: Console, shown: Table) -> bool:
 
 def _shown(table: StudyTable, narrow: bool = False) -> Table:
     """The table as it is printed; on a narrow console deviations stand below the means."""
-    study, headings = table.results.study, {metric.title: metric.heading for metric in METRICS}
+    study, headings = table.results.study, {metric.title: metric.heading for metric in EVERY}
     ours = [title for title in table.cells if title in headings]
     title = ", ".join(text for text in (study.name, table.name, table.data) if text)
     shown = Table("method", "seeds", title=escape(f"{title}: {table.results.part}, %"), box=SIMPLE_HEAD)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.storage import write_text
+from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS, from_confusion
 
 ARCHIVE, HASHES, LOG = "runs.xz", "runs.sha256", "events.jsonl"
@@ -71,7 +72,8 @@ def _lines(events: list[dict[str, Any]]) -> Iterator[str]:
 
 def _shortened(event: dict[str, Any]) -> dict[str, Any]:
     if event["event"] == "evaluation":
-        scores = {name: _rounded(event["metrics"][name]) for name in KEPT if name in event["metrics"]}
+        names = event["metrics"] if _of_masks(event) else KEPT
+        scores = {name: _rounded(event["metrics"][name]) for name in names if name in event["metrics"]}
         return {key: value for key, value in event.items() if key != "recall"} | {"metrics": scores}
     if event["event"] == "round":
         sites = {site: {key: _rounded(value) for key, value in facts.items()} for site, facts in event["sites"].items()}
@@ -82,9 +84,14 @@ def _shortened(event: dict[str, Any]) -> dict[str, Any]:
 def _restored(event: dict[str, Any]) -> dict[str, Any]:
     if event["event"] != "evaluation":
         return event
-    known = {name: _number(value) for name, value in from_confusion(event["confusion"]).items() if name != "recall"}
-    recall = [_number(value) for value in from_confusion(event["confusion"])["recall"]]
-    return event | {"metrics": known | event["metrics"], "recall": recall}
+    found = from_confusion(event["confusion"])
+    known = {} if _of_masks(event) else {name: _number(value) for name, value in found.items() if name != "recall"}
+    return event | {"metrics": known | event["metrics"], "recall": [_number(value) for value in found["recall"]]}
+
+
+def _of_masks(event: dict[str, Any]) -> bool:
+    """Whether scores are of masks, which do not follow from a confusion matrix."""
+    return MASK_METRICS[0].name in event["metrics"]
 
 
 def _number(value: float) -> float | None:

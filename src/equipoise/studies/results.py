@@ -11,8 +11,7 @@ from typing import Any
 
 from equipoise.contract.config import EvaluationConfig
 from equipoise.core.errors import UserError, first_line
-from equipoise.metrics import METRICS
-from equipoise.report.measured import TITLES
+from equipoise.report.measured import EVERY, TITLES
 from equipoise.report.record import read_run
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.archive import unpack
@@ -24,7 +23,7 @@ from equipoise.studies.same_data import kinds
 from equipoise.studies.study_file import PART_TITLES, StudyConfig
 from equipoise.studies.study_intervals import StudyIntervals, study_intervals
 
-HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in METRICS}
+HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in EVERY}
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",

@@ -10,7 +10,6 @@ from equipoise.studies.results import StudyResults, selection_rule
 from equipoise.studies.row_cost import COLUMNS, cost_caption, cost_cells
 from equipoise.studies.rows import RowResult, federation_of
 from equipoise.studies.score_tables import decimals, number, paper_title, seeds_note
-from equipoise.studies.study_file import STUDY_METRICS
 
 #: the most sites whose images are counted in a table
 MOST_SITES = 12
@@ -59,7 +58,7 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
     scores = [row.scores_of(view, "cohort", cohort) for row, view in zip(rows, views)]
     columns = {"Model": views}
     columns |= {TITLES[metric]: [number(own.get(metric)) for own in scores] for metric in study.metrics}
-    papers = [metric for metric in STUDY_METRICS if any(metric in row.row.paper_cohort for row in rows)]
+    papers = [metric for metric in study.kept_metrics if any(metric in row.row.paper_cohort for row in rows)]
     for metric in papers:
         known = [other.paper_cohort.get(metric) for other in study.rows]
         told = [decimals(row.row.paper_cohort.get(metric), known) for row in rows]

@@ -11,7 +11,7 @@ from equipoise.contract.config import EvaluationConfig
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
-from equipoise.report.measured import TITLES
+from equipoise.report.measured import EVERY, TITLES
 from equipoise.report.plotting import Figure, Panel, Trace
 from equipoise.report.run_comparison import chance
 from equipoise.report.wording import byte_unit, traffic
@@ -151,7 +151,7 @@ def retrogress_curves(results: StudyResults, rows: Sequence[RowResult]) -> Figur
 
 def retrogress_metric(results: StudyResults) -> str:
     """The score whose drop is drawn: the primary one, unless it has none."""
-    with_retrogress = [metric.name for metric in METRICS if metric.has_retrogress]
+    with_retrogress = [metric.name for metric in EVERY if metric.has_retrogress]
     primary = results.study.primary
     return primary if primary in with_retrogress else with_retrogress[0]
 

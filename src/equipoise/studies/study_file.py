@@ -20,10 +20,11 @@ from equipoise.metrics import METRICS
 
 #: the metrics of a study that names none
 STUDY_METRICS = tuple(m.name for m in sorted(METRICS, key=lambda metric: metric.study_place) if m.in_tables)
+OF_MASKS = tuple(metric.name for metric in MASK_METRICS if metric.in_tables)
 if TYPE_CHECKING:
     StudyMetric = str
 else:
-    StudyMetric = Literal[(*STUDY_METRICS, *(metric.name for metric in MASK_METRICS if metric.in_tables))]
+    StudyMetric = Literal[(*STUDY_METRICS, *OF_MASKS)]
 
 
 def check_name(name: str) -> str:
@@ -170,6 +171,11 @@ class StudyConfig(Table):
     def primary(self) -> str:
         """The metric that rows are compared by."""
         return self.metrics[0]
+
+    @property
+    def kept_metrics(self) -> tuple[str, ...]:
+        """The metrics that files of results hold: all of the task."""
+        return OF_MASKS if self.primary in OF_MASKS else STUDY_METRICS
 
     @property
     def data_sets(self) -> tuple[DataSet | None, ...]:

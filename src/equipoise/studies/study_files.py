@@ -23,7 +23,6 @@ from equipoise.studies.row_cost import row_cost
 from equipoise.studies.rows import VIEWS, RowResult, RunResult, Spreads
 from equipoise.studies.score_tables import tables_of, tables_to_come
 from equipoise.studies.side_tables import side_tables
-from equipoise.studies.study_file import STUDY_METRICS
 from equipoise.studies.study_page import render
 
 CSV_COSTS = ("model_bytes", "flops_per_image", "sent_per_round", "received_per_round", "seconds_per_round", "seconds")
@@ -63,7 +62,7 @@ def to_markdown(results: StudyResults) -> str:
 
 def to_csv(results: StudyResults) -> str:
     """A line per row and data set, and one per unseen cohort; in per cent, empty where not known."""
-    columns = [f"{metric}{suffix}" for metric in STUDY_METRICS for suffix in ("", "_std", "_paper")]
+    columns = [f"{metric}{suffix}" for metric in results.study.kept_metrics for suffix in ("", "_std", "_paper")]
     head = ["study", "data", "tables", "cohort", "method", "view", "seeds", *columns, *CSV_COSTS, "rule"]
     lines = [line for row in results.rows if row.runs for line in _csv_lines(results, row)]
     return pd.DataFrame(lines, columns=head, dtype=object).to_csv(index=False, lineterminator="\n")
@@ -127,7 +126,7 @@ def summary(results: StudyResults) -> dict[str, Any]:
 def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
     named = {"method": row.row.name, "runs": row.row.method} | ({"data": row.data} if row.data else {})
     return named | {
-        **_plain(row.scores),
+        **_plain(results, row.scores),
         **(intervals.summary(row.row.name) if (intervals := results.intervals[row.data]) else {}),
         "view": row.view,
         "seeds": row.seeds,
@@ -136,10 +135,12 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
         "validation": asdict(row.validation) if row.validation else None,
         "paper": dict(row.row.paper),
         "note": row.row.note,
-        "views": {view: _plain(row.scores_of(view)) for view in row.lines["view"].unique()},
-        "sites": {site: _plain(row.scores_of(view, "site", site)) for site, view in row.places("site").items()},
+        "views": {view: _plain(results, row.scores_of(view)) for view in row.lines["view"].unique()},
+        "sites": {
+            site: _plain(results, row.scores_of(view, "site", site)) for site, view in row.places("site").items()
+        },
         "cohorts": {
-            cohort: _plain(row.scores_of(view, "cohort", cohort)) | {"paper": dict(row.row.paper_cohort)}
+            cohort: _plain(results, row.scores_of(view, "cohort", cohort)) | {"paper": dict(row.row.paper_cohort)}
             for cohort, view in row.places("cohort").items()
         },
         "recall": {name: asdict(each) for name, each in row.recall.items()},
@@ -147,9 +148,9 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
     }
 
 
-def _plain(spreads: Spreads) -> dict[str, Any]:
+def _plain(results: StudyResults, spreads: Spreads) -> dict[str, Any]:
     """Every metric, None where it could not be measured."""
-    return {metric: asdict(spreads[metric]) if metric in spreads else None for metric in STUDY_METRICS}
+    return {metric: asdict(spreads[metric]) if metric in spreads else None for metric in results.study.kept_metrics}
 
 
 # ---- study.sqlite ------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from equipoise.bootstrap import CONFIDENCE
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.evidence.paired import QUICK, RowEvidence, SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
-from equipoise.metrics import METRICS
 from equipoise.report.interval_tables import bounds_told
-from equipoise.report.measured import TITLES
+from equipoise.report.measured import EVERY, TITLES
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN
 from equipoise.studies.rows import RowResult
 
-HIGHER = {metric.name: metric.higher_is_better for metric in METRICS}
+HIGHER = {metric.name: metric.higher_is_better for metric in EVERY}
 HOW = (
     f"Bounds of {CONFIDENCE:.0%} intervals: groups of images (lesions, patients; without groups, images) are drawn "
     "with replacement within each site, and so are seeds. All rows share their resamples. P(better): share of "
