@@ -23,8 +23,10 @@ from equipoise.hospitals.coordinator import with_least
 from equipoise.hospitals.deployment_files import LEAST
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.exchange import FlowerOptions
+from equipoise.mask_metrics import CASE
 from equipoise.methods import get_method, method_names
 from equipoise.tasks.classification import Classification
+from equipoise.tasks.segmentation import Segmentation
 from equipoise.tasks.small_counts import merged_bins, merged_cells
 from harness import assert_same_bits, events, run_tiny, server_state, tiny_config, tiny_federation
 from postbox import Hospitals
@@ -108,6 +110,16 @@ def test_metrics_of_merged_counts_stay_near_and_leave_out_classes_of_few():
     assert near["balanced_auc"] == exact["balanced_auc"] and near["loss"] == exact["loss"]
     assert abs(near["balanced_accuracy"] - exact["balanced_accuracy"]) < 0.12
     assert abs(near["ece"] - exact["ece"]) < 0.05
+
+
+def test_structures_of_few_patients_count_as_if_nobody_had_them():
+    task = Segmentation(("background", "lesion", "ulcer"))
+    counts = {name: torch.ones_like(tensor) for name, tensor in task.template.items()}
+    counts["volumes"] = torch.tensor([9, 5, 4])
+    found = task.merged(counts, FEW)
+    assert found["volumes"].tolist() == [9, 5, 0]
+    assert all(found[name].tolist() == [1, 1, 0] for name in CASE)
+    assert torch.equal(found["confusion"], counts["confusion"])
 
 
 # ---- every method -----------------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ class SiteFile(DeploymentFile):
     peers: Path | None = Field(
         None, description="folder with the other sites' public keys, SITE.pub; secure sums take part with no others"
     )
+    secure_sums: bool = Field(False, description="refuse runs without privacy.secure_sums, whatever the server asks")
     least: int = Field(
         LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
     )

@@ -1,8 +1,8 @@
 """Masks that cancel in a sum, and shares of the keys that they are made of (Bonawitz et al., CCS 2017).
 
-Each pair of sites agrees on a key by X25519, and HKDF and ChaCha20 make a mask of it: one site adds it, the other
-subtracts it. A site adds a mask of its own besides. Integers are taken modulo 2**64, so that a sum has the same bits
-as without masks. Shamir's shares let the other sites give up the keys that a sum needs where a site is lost.
+Each pair of sites agrees on a key by X25519, and HKDF and ChaCha20 make a mask of it. One site adds the mask, the other
+subtracts it. Each site also adds a mask that no other knows. Integers are taken modulo 2**64, so that a sum has the
+same bits as without masks. Shamir's shares let the other sites give up the keys that a sum needs where a site is lost.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ def pair_mask(private: bytes, public: bytes, site: str, other: str, number: str,
 
 
 def threshold(sites: int) -> int:
-    """How many sites have to give up their shares: more than two thirds, so that two sets of them share an honest one
-    even where a third of the sites helps a lying server."""
+    """How many sites have to give up their shares: more than two thirds.
+
+    Any two such sets have an honest site in common, even where a third of the sites helps a lying server.
+    """
     return 2 * sites // 3 + 1
 
 

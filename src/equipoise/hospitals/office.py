@@ -211,6 +211,8 @@ class Office:
             check_policy(self.policy, config.composition, client)
         except UserError as problem:
             raise Refused(str(problem)) from None
+        if self.identity.alone and not config.privacy.secure_sums:
+            raise Refused("this site takes part in runs with privacy.secure_sums = true alone")
         if config.privacy.epsilon is None and config.privacy.least < self.least:
             raise Refused(
                 f"this site tells of no fewer than {self.least} images: set privacy.least to {self.least} at the "

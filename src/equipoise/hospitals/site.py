@@ -147,14 +147,14 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
 def identity_of(settings: SiteFile, insecure: bool) -> Identity:
     """How this site signs its keys of secure sums, and knows the other sites'."""
     if insecure or not settings.key:
-        return Identity()
+        return Identity(settings.secure_sums)
     key, folder = private_key(settings.key), settings.peers
 
     def peers(site: str) -> list[ec.EllipticCurvePublicKey]:
         path = folder / f"{safe_name(site)}.pub" if folder else None
         return public_keys(path) if path and path.is_file() else []
 
-    return Identity(lambda text: key.sign(text, SIGNED_WITH), peers)
+    return Identity(settings.secure_sums, lambda text: key.sign(text, SIGNED_WITH), peers)
 
 
 def _refusal(settings: SiteFile, insecure: bool, said: str) -> str | None:

@@ -49,10 +49,12 @@ class Identity:
     """How sites know each other.
 
     Attributes:
+        alone: whether the site takes part in runs with secure sums alone
         sign: signs with the site's key; None without keys, on one machine
         peers: the public keys of another site, by its name; none of one that is not known
     """
 
+    alone: bool = False
     sign: Callable[[bytes], bytes] | None = None
     peers: Callable[[str], Sequence[ec.EllipticCurvePublicKey]] = lambda site: ()
 
