@@ -32,6 +32,7 @@ from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished
+from equipoise.studies.devices import devices_of, run_on_devices
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.results import collect
 from equipoise.studies.runner import run_grid
@@ -67,6 +68,7 @@ def compare(
     preset: str | Path | None = None,
     together: int = 1,
     anyway: bool = False,
+    devices: str | None = None,
     progress: bool | None = None,
 ) -> Comparison:
     """Train several methods on the same data with several seeds, and compare their scores.
@@ -89,6 +91,7 @@ def compare(
         preset: a preset, or a TOML file, that all runs start from
         together: how many runs take turns in this process
         anyway: run also where the settings leave a method's distinctive part without effect
+        devices: a process for each of these: "cuda:0,cuda:1", or "cpu:4"
         progress: show bars; by default in a terminal or a notebook
 
     Raises:
@@ -117,7 +120,10 @@ def compare(
     console = Console()
     console.quiet = not (is_watched(console) if progress is None else progress)
     with GridProgress(console, planned) as display:
-        outcome = run_grid(planned, display, together)
+        if devices is None:
+            outcome = run_grid(planned, display, together)
+        else:
+            outcome = run_on_devices(planned, display, devices_of(devices))
     with claimed_folder(folder, wait=True):
         results = collect(study, folder)
         if results.runs:

@@ -37,6 +37,13 @@ def study(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     together: Annotated[int, typer.Option(min=1, help="runs that share the device in this process")] = 1,
     workers: Annotated[int | None, typer.Option(min=1, help="worker processes of each run on a CPU")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="a process for each: cuda:0,cuda:1, or cpu:4; the dearest runs come first")
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="slurm: as jobs of a cluster; local: as jobs of this machine")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="TOML file with the jobs' number and settings, such as slurm_partition")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="rows to run, comma separated; repeatable")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds to run instead of the file's, comma separated")] = None,
     full: Annotated[bool, typer.Option("--full", help="the full grid, with what the file keeps for later")] = False,
@@ -88,7 +95,15 @@ def study(
         planned = _planned(config, cells, [*over, *(settings or [])])
         if config.scope == "common":
             check_common_sets(config, planned)
-        outcome = _run(planned, folder, together, limit_seconds, keep, track or [], Checks(config, folder))
+        check = Checks(config, folder)
+        if on:
+            _refuse_beside("--on", devices=devices, together=together - 1, limit_seconds=limit_seconds, track=track)
+            outcome = _run_on_cluster(planned, on, folder, cluster, keep, check)
+        elif devices:
+            _refuse_beside("--devices", device=device, together=together - 1, limit_seconds=limit_seconds, track=track)
+            outcome = _run_on_devices(planned, folder, devices, keep, check)
+        else:
+            outcome = _run(planned, folder, together, limit_seconds, keep, track or [], check)
     _conclude(config, folder, outcome, report_only)
 
 
@@ -115,6 +130,50 @@ def _run(
     folder.mkdir(parents=True, exist_ok=True)
     with GridProgress(console, planned) as display, TrackedGrid(display, names) as tracked:
         return run_grid(planned, tracked, together, limit_seconds, keep, check)
+
+
+def _refuse_beside(option: str, **others: object) -> None:
+    """Options that say in another way where runs are, or how long."""
+    for name, value in others.items():
+        if value:
+            raise UserError(f"{option} and --{name.replace('_', '-')} do not go together; leave one out")
+
+
+def _run_on_devices(
+    planned: Sequence[tuple[Cell, Config]], folder: Path, devices: str, keep: bool, check: Callable[[Run], None]
+) -> Tally:
+    """Run the grid in a process for each device."""
+    from equipoise.api.grid_progress import GridProgress
+    from equipoise.engine.runs import choose_device
+    from equipoise.studies.devices import devices_of, run_on_devices
+
+    names = devices_of(devices)
+    for name in names:
+        choose_device(name)
+    _refuse_tables_of_other_runs(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with GridProgress(console, planned) as display:
+        return run_on_devices(planned, display, names, keep, check)
+
+
+def _run_on_cluster(
+    planned: Sequence[tuple[Cell, Config]],
+    on: str,
+    folder: Path,
+    cluster: Path | None,
+    keep: bool,
+    check: Callable[[Run], None],
+) -> Tally:
+    """Run the grid as jobs, and wait for them."""
+    from equipoise.studies.devices import CLUSTERS, JOBS, cluster_settings, run_on_cluster
+
+    if on not in CLUSTERS:
+        raise UserError(f"--on {on}: choose one of {', '.join(CLUSTERS)}")
+    settings = cluster_settings(cluster)
+    _refuse_tables_of_other_runs(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(f"jobs on {on}; their logs lie in {escape(str(folder / JOBS))}", highlight=False, soft_wrap=True)
+    return run_on_cluster(planned, on, folder, settings, keep, check)
 
 
 def _conclude(config: StudyConfig, folder: Path, outcome: Tally, report_only: bool) -> None:

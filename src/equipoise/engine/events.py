@@ -67,11 +67,23 @@ def events_in(content: bytes) -> Iterator[dict[str, Any]]:
             yield event
 
 
+#: bytes at the end of a log that are read to find its last line, before all of it is
+TAIL = 1 << 16
+
+
 def last_kind(path: Path) -> str:
-    """What the last readable line of a log tells of ("round", "end" ...); nothing where there is none."""
-    lines = reversed(path.read_bytes().splitlines()) if path.is_file() else iter(())
-    last: dict[str, Any] = next((event for event in map(_event, lines) if event is not None), {})
-    return str(last.get("event", ""))
+    """The kind of the last readable event of a log ("round", "end" ...); empty without one. Reads little of a log."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        for length in (min(TAIL, size), size):
+            file.seek(size - length)
+            lines = file.read().splitlines()[0 if length == size else 1 :]
+            found = next((event for event in map(_event, reversed(lines)) if event is not None), None)
+            if found is not None:
+                return str(found.get("event", ""))
+    return ""
 
 
 def first_event(path: Path) -> dict[str, Any]:

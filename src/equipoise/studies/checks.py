@@ -68,6 +68,7 @@ class Checks:
     def __init__(self, study: StudyConfig, folder: Path):
         self.study = study
         self.folder = folder
+        self._seen: dict[Path, DataSeen] = {}
 
     def __call__(self, run: Run) -> None:
         """Refuse data without images to judge by, and other images than finished runs have seen."""
@@ -96,4 +97,7 @@ class Checks:
         for cell in known_cells(self.study, self.folder):
             if cell.folder != folder and is_finished(cell.folder):
                 with suppress(OSError, UserError, ValueError, KeyError, TypeError):
-                    yield cell.label, DataSeen.of(Start.model_validate(first_event(cell.folder / "events.jsonl")))
+                    if cell.folder not in self._seen:
+                        start = Start.model_validate(first_event(cell.folder / "events.jsonl"))
+                        self._seen[cell.folder] = DataSeen.of(start)
+                    yield cell.label, self._seen[cell.folder]

@@ -1,0 +1,243 @@
+"""A study on several devices: a process for each, which takes the dearest run that waits; or jobs of a cluster.
+
+Runs do not know of each other. A run belongs to the process that has claimed its folder, so any number of processes,
+jobs and machines can work at one study.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.contract.config import Config
+from equipoise.core.errors import UserError, as_text
+from equipoise.core.extras import imported
+from equipoise.core.outside import short_name
+from equipoise.engine.loop import Observer, Run
+from equipoise.methods import measured_costs
+from equipoise.studies.grid import Cell
+from equipoise.studies.runner import Display, Tally, run_grid
+
+Planned = Sequence[tuple[Cell, Config]]
+#: seconds between two looks whether a process is still there
+PATIENCE = 1.0
+#: where a cluster's jobs keep their logs, in the study's folder
+JOBS = ".jobs"
+CLUSTERS = ("slurm", "local")
+
+
+def unchecked(run: Run) -> None:
+    """Any run may train."""
+
+
+def devices_of(text: str) -> list[str]:
+    """The devices that a list names, one for each process.
+
+    >>> devices_of("cuda:0,cuda:1"), devices_of("cpu:3")
+    (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
+    """
+    found: list[str] = []
+    for part in text.split(","):
+        name, _, number = part.strip().partition(":")
+        if not re.fullmatch(r"cpu(:[1-9]\d*)?|cuda(:\d+)?", part.strip()):
+            raise UserError(f"--devices {text}: expected devices such as cuda:0,cuda:1, or cpu:4 for four processes")
+        found += ["cpu"] * int(number or 1) if name == "cpu" else [part.strip()]
+    return found
+
+
+def dearest_first(planned: Planned) -> list[tuple[Cell, Config]]:
+    """Runs by what they cost, the dearest first; runs of equal cost keep their order."""
+    return sorted(planned, key=lambda pair: -expected_cost(pair[1]))
+
+
+def expected_cost(config: Config) -> float:
+    """How long a run takes beside others on the same data: local epochs, times what its method costs in each."""
+    cost = measured_costs().get(short_name(config.method), {}).get("compute", 1.0)
+    return config.train.rounds * (config.train.steps or config.train.epochs) * config.train.participation * cost
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a process tells of a run: an event of the run, or how it ended."""
+
+    process: int
+    run: int
+    event: str
+    fields: Mapping[str, Any]
+
+
+class _Teller:
+    """In a process: passes on what becomes of its runs."""
+
+    def __init__(self, process: int, run: int, told: Any):
+        self.process, self.run, self.told = process, run, told
+
+    def started(self, cell: Cell, config: Config) -> Observer:
+        self.told.put(_Told(self.process, self.run, "begun", {}))
+        return self
+
+    def ended(self, cell: Cell, how: str) -> None:
+        self.told.put(_Told(self.process, self.run, "ended", {"how": how}))
+
+    def event(self, event: str, **fields: Any) -> None:
+        self.told.put(_Told(self.process, self.run, "event", {"event": event, **fields}))
+
+
+def _work(
+    process: int, device: str, planned: Planned, waiting: Any, told: Any, keep: bool, check: Callable[[Run], None]
+) -> None:
+    """A process: runs what waits, one after the other, on its device."""
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
+    while (number := waiting.get()) is not None:
+        cell, config = planned[number]
+        compute = config.compute.model_copy(update={"device": device})
+        config = config.model_copy(update={"compute": compute})
+        try:
+            outcome = run_grid([(cell, config)], _Teller(process, number, told), keep=keep, check=check)
+        except Exception as problem:  # refused before anything began
+            outcome = Tally(failed={cell.label: problem})
+        told.put(_Told(process, number, "done", {"tally": outcome}))
+
+
+def run_on_devices(
+    planned: Planned,
+    display: Display,
+    devices: Sequence[str],
+    keep: bool = False,
+    check: Callable[[Run], None] = unchecked,
+) -> Tally:
+    """Run the unfinished of the runs, each on the next device that is free; gives what came of them."""
+    planned = dearest_first(planned)
+    context = multiprocessing.get_context("spawn")
+    waiting, told = context.Queue(), context.Queue()
+    for number in [*range(len(planned)), *[None] * len(devices)]:
+        waiting.put(number)
+    processes = [
+        context.Process(target=_work, args=(place, device, planned, waiting, told, keep, check), daemon=True)
+        for place, device in enumerate(devices)
+    ]
+    for process in processes:
+        process.start()
+    whole, watchers, at = Tally(), dict[int, Observer](), dict[int, int]()
+    try:
+        for message in _messages(processes, told):
+            cell, config = planned[message.run]
+            if message.event == "begun":
+                at[message.process] = message.run
+                watchers[message.run] = display.started(cell, config)
+            elif message.event == "event":
+                watchers[message.run].event(**message.fields)
+            elif message.event == "ended":
+                display.ended(cell, message.fields["how"])
+            else:
+                at.pop(message.process, None)
+                _add(whole, message.fields["tally"])
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    for number in at.values():  # its process has died, of a lack of memory perhaps
+        cell = planned[number][0]
+        whole.failed[cell.label] = UserError("its process was ended from outside; the same command goes on")
+        display.ended(cell, "failed: its process was ended from outside")
+    done = {*whole.finished, *whole.stopped, *whole.busy, *whole.failed}
+    whole.stopped += [cell.label for cell, _ in planned if cell.label not in done]
+    return whole
+
+
+def _messages(processes: Sequence[Any], told: Any) -> Iterator[_Told]:
+    """All that processes tell, until the last one has ended."""
+    while True:
+        alive = any(process.is_alive() for process in processes)
+        try:
+            yield told.get(timeout=PATIENCE)
+        except queue.Empty:
+            if not alive:
+                return
+
+
+def _add(whole: Tally, more: Tally) -> None:
+    whole.finished += more.finished
+    whole.stopped += more.stopped
+    whole.busy += more.busy
+    whole.failed |= more.failed
+
+
+# ---- clusters -------------------------------------------------------------------------------------------------------
+
+
+class _Silent:
+    """A job has nobody to show its progress to; its log has the runs that ended."""
+
+    def started(self, cell: Cell, config: Config) -> Observer:
+        return self
+
+    def ended(self, cell: Cell, how: str) -> None:
+        print(f"{cell.label}: {how}", flush=True)
+
+    def event(self, event: str, **fields: Any) -> None:
+        pass
+
+
+def _job(planned: Planned, keep: bool, check: Callable[[Run], None]) -> Tally:
+    """One job of a cluster: works at whatever run no other job is at."""
+    return run_grid(planned, _Silent(), keep=keep, check=check)
+
+
+def cluster_settings(path: Path | None) -> dict[str, Any]:
+    """The settings of a cluster's jobs: `jobs`, and submitit's parameters, such as `slurm_partition`."""
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise UserError(f"--cluster {path}: there is no such file; it holds jobs = 4, timeout_min = 240 and the like")
+    try:
+        return tomllib.loads(as_text(path.read_bytes(), str(path)))
+    except tomllib.TOMLDecodeError as problem:
+        raise UserError(f"{path} is not valid TOML: {problem}") from None
+
+
+def run_on_cluster(
+    planned: Planned, cluster: str, folder: Path, settings: Mapping[str, Any], keep: bool, check: Callable[[Run], None]
+) -> Tally:
+    """Run the unfinished of the runs as jobs of a cluster, and wait for these.
+
+    Args:
+        cluster: slurm, or local for processes of this machine
+        folder: the study's folder, which all jobs see
+        settings: `jobs`, their number, and submitit's parameters
+    """
+    submitit = imported("submitit", "cluster", "a study on a cluster")
+    parameters = dict(settings)
+    number = parameters.pop("jobs", 1)
+    if not isinstance(number, int) or number < 1:
+        raise UserError(f"jobs = {number!r}: expected the number of jobs, such as 4")
+    try:
+        executor = submitit.AutoExecutor(folder=folder.resolve() / JOBS, cluster=cluster)
+        executor.update_parameters(name=folder.name, **parameters)
+    except (NameError, ValueError, RuntimeError, AssertionError) as problem:
+        raise UserError(f"{cluster} does not take these settings: {problem}") from None
+    ordered = dearest_first(planned)
+    jobs = [executor.submit(_job, ordered, keep, check) for _ in range(number)]
+    whole = Tally()
+    for job in jobs:
+        try:
+            _add(whole, job.result())
+        except Exception as problem:  # a job that was cancelled, or whose machine was lost
+            whole.failed[f"job {job.job_id}"] = UserError(f"{problem}; the same command goes on")
+    ended = {*whole.finished, *whole.failed}
+    whole.busy = [label for label in dict.fromkeys(whole.busy) if label not in ended]
+    whole.finished = [*dict.fromkeys(whole.finished)]
+    return whole
