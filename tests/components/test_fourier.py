@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composed import answered, server_of, setting_of
-from equipoise.components._fourier_merging import layer_kinds
+from equipoise.components._fourier_merging import layer_kinds, merge_deputies
 from equipoise.contract.config import NetConfig
-from equipoise.contract.protocol import PerSite
+from equipoise.contract.protocol import PerSite, Replies, Reply
 from equipoise.nets import build_net
+from equipoise.nets.dense import DenseNet
 from harness import assert_same_bits, run_tiny, server_state, site_states
 
 NO_CPA = ("prr.cpa_global=false", "prr.cpa_local=false")
@@ -144,3 +145,19 @@ def test_without_sharing_it_is_plain_averaging_and_with_it_each_site_gets_its_ow
     own = {n.partition("/")[2]: t for n, t in server_state(added).items() if n.startswith("fourier.deputies/")}
     heads = [own[name] for name in own if name.endswith("/head.weight")]
     assert len(heads) == 3 and not torch.equal(heads[0], heads[1])
+
+
+def test_a_head_that_is_a_1x1_convolution_is_merged_class_by_class_like_a_linear_one():
+    heads = [torch.randn(3, 5) for _ in range(4)]
+    net = DenseNet(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 3, 1))
+    assert layer_kinds(net)["head.weight"] == "classifier"
+    assert layer_kinds(net, classifier_rows=False)["head.weight"] == "conv"
+
+    def merged(*shape):
+        models = [{"w": head.reshape(3, 5, *shape)} for head in heads]
+        updates = Replies([Reply(f"site {k}", {"model": model}) for k, model in enumerate(models)])
+        return merge_deputies(updates, {"w": "classifier"}, band=0.7)
+
+    (mean, own), (linear_mean, linear_own) = merged(1, 1), merged()
+    assert torch.equal(mean["w"].flatten(1), linear_mean["w"]) and mean["w"].shape == (3, 5, 1, 1)
+    assert all(torch.equal(own[name].flatten(1), value) for name, value in linear_own.items())
