@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.example_images import allowed, examples_of
 from equipoise.report.run_comparison import balanced, chance, class_recall, overlaid_learning
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
@@ -749,7 +750,7 @@ def test_report_reads_what_a_real_run_writes(tmp_path: Path):
     folder = run_tiny(tmp_path / "run")
     page = Page(write_report([folder]))
     drawn = [name for name in FIGURES if name != "retrogress" or not flat(retrogress(read_run(folder)))]
-    assert [name for name in page.figures if name != "run1-predictions"] == [
+    assert [name for name in page.figures if name not in ("run1-predictions", "run1-examples")] == [
         "lead-lead",
         *(f"run1-{name}" for name in drawn),
     ]
@@ -760,6 +761,21 @@ def test_report_reads_what_a_real_run_writes(tmp_path: Path):
     row = lines(headline([read_run(folder)]))[0]
     assert row.worst_site == pytest.approx(mean["extra"]["worst_site_value"])
     assert row.macro_f1 == mean["metrics"]["macro_f1"]
+
+
+def test_examples_of_images_are_shown_of_the_phantom_and_of_nothing_else_unless_allowed(tmp_path: Path):
+    run = read_run(run_tiny(tmp_path / "run"))
+    found = examples_of(run)
+    assert found and all(each.source.startswith("data:image/png") for each in found)
+    assert len({each.source for each in found}) > len(run.start.classes), "images differ"
+
+    def with_config(data: str, images: str) -> bool:
+        config = {"data": {"name": data}, "report": {"images": images}}
+        return allowed(dataclasses.replace(run, start=run.start.model_copy(update={"config": config})))
+
+    assert with_config("phantom", "auto") and not with_config("phantom", "hidden")
+    assert not with_config("ham10000", "auto") and with_config("ham10000", "shown")
+    assert not allowed(dataclasses.replace(run, start=run.start.model_copy(update={"config": {}}))), "an older run"
 
 
 # ---- tables as files, and words ------------------------------------------------------------------------

@@ -277,8 +277,20 @@ class PrivacyConfig(Table):
         return dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
 
 
+class ReportConfig(Table):
+    """What a run's report may show."""
+
+    images: Literal["auto", "shown", "hidden"] = Field(
+        "auto",
+        description="examples of images in reports; auto: of the phantom alone. Show real ones only where their owner "
+        "allows it",
+        json_schema_extra=LATER,
+    )
+
+
 #: what does not change a run's results
 _INDIFFERENT: Any = {
+    "report": True,
     "name": True,
     "compute": {"workers", "slots", "capture"},
     "checkpoint": True,
@@ -303,6 +315,7 @@ class Config(Table):
     compute: ComputeConfig = ComputeConfig()
     npr: NprConfig = NprConfig()
     privacy: PrivacyConfig = Field(PrivacyConfig(), json_schema_extra=LATER)
+    report: ReportConfig = Field(ReportConfig(), json_schema_extra=LATER)
     components: tuple[str, ...] = Field(
         (), description="ideas put on the method, see `equipoise components`", json_schema_extra=LATER
     )

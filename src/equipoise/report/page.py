@@ -20,6 +20,7 @@ from equipoise.report import run_comparison as comparison
 from equipoise.report import run_figures
 from equipoise.report.action_tables import action_sheet
 from equipoise.report.curves import retrogress
+from equipoise.report.example_images import examples_of
 from equipoise.report.interval_tables import interval_sheet
 from equipoise.report.measured import EVERY, in_words, main_metric
 from equipoise.report.overlays import Overlay, overlays_of
@@ -179,6 +180,7 @@ def _section(run: RunRecord, id: str, undrawn: Sequence[str]) -> dict[str, Any]:
         "note": selection_note(run),
         "retrogress_known": not retrogress(run).empty,
         "figures": {name: None if name in undrawn else draw(run) for name, draw in RUN_FIGURES.items()},
+        "examples": examples_of(run),
         "averaged": run_figures.averaged_note(run),
         "config": run.config_text or json.dumps(run.start.config, indent=2, ensure_ascii=False),
     }

@@ -176,7 +176,16 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     others = tuple(f"methods.{method}." for method in method_names() if method != planned.method)
-    ignored = ("name", "compute.", "checkpoint.", "data.root", "data.store", "evaluation.batch_size", *others)
+    ignored = (
+        "name",
+        "report.",
+        "compute.",
+        "checkpoint.",
+        "data.root",
+        "data.store",
+        "evaluation.batch_size",
+        *others,
+    )
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key) and not _unrecorded(key, found)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
