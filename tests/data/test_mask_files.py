@@ -11,6 +11,10 @@ from equipoise.core.errors import UserError
 from equipoise.data import DataConfig, Federation, load_federation
 from equipoise.data.masks import as_classes, square_mask
 from equipoise.data.raw import to_square
+from equipoise.engine.loop import Run
+from equipoise.engine.runs import decided_by_data, make_config
+from equipoise.methods import get_method
+from harness import events
 
 RANDOM = np.random.default_rng(0)
 WIDTH, HEIGHT = 30, 20
@@ -323,3 +327,16 @@ def test_metaimage_and_nrrd_show_the_slices_of_the_same_nifti_volume(made_up, tm
             assert (volumes.values(content, "axial", number) == volumes.values(file, "axial", number)).all()
             assert (volumes.shown(content, "axial", number) == volumes.shown(file, "axial", number)).all()
     assert [volumes.slices(path, "axial") for path in others] == [4, 4, 4]
+
+
+def test_volumes_with_masks_train_a_net_that_finds_what_they_show(tmp_path):
+    for site in ("north", "south"):
+        for number in range(6):
+            volume_pair(tmp_path / "mine" / site, f"Case{number:02d}")
+    name, store = f"folder:{tmp_path / 'mine'}", tmp_path / "stores"
+    settings = (f"data.name='{name}'", f"data.store='{store}'", "data.masks=true", "data.size=16", "train.rounds=4")
+    config = make_config(None, [*settings, "train.optimiser.name='adam'", "train.optimiser.lr=0.005"])
+    federation = load_federation(config.data, config.seed)
+    Run(decided_by_data(config, federation), get_method("fedavg"), federation, tmp_path / "run").execute()
+    final = next(event for event in events(tmp_path / "run") if event["event"] == "final" and event["scope"] == "mean")
+    assert final["metrics"]["dice"] > 0.8
