@@ -18,6 +18,7 @@ from equipoise.cli.audit import audit
 from equipoise.cli.components import components_app
 from equipoise.cli.concepts import concepts_app
 from equipoise.cli.data import data_app
+from equipoise.cli.embed import embed
 from equipoise.cli.screen import ExampleGroup, console
 from equipoise.cli.starting import init
 from equipoise.cli.study import study
@@ -44,6 +45,7 @@ app.command()(models.evaluate)
 app.command()(models.predict)
 app.command()(audit)
 app.command()(models.export)
+app.command()(embed)
 app.command()(init)
 app.command()(plugins.new)
 app.command()(plugins.check)
