@@ -112,8 +112,10 @@ def evaluate(
 def _number(row: dict[str, Any], metric: Any) -> str:
     """A score, and below it the bounds of its interval where they were asked for."""
     values = [row.get(key) for key in (metric.name, f"low({metric.name})", f"high({metric.name})")]
-    value, low, high = ("-" if own is None or own != own else f"{metric.scale * own:.1f}" for own in values)
-    return f"{value}\n{low} to {high}" if low != "-" else value
+    value, low, high = (float("nan") if own is None else metric.scale * own for own in values)
+    if value != value:
+        return "-"
+    return f"{value:.1f}" if low != low else f"{value:.1f}\n{low:.0f}-{high:.0f}"
 
 
 def _federation_for(result: Any, data: str, root: Path | None, settings: list[str]) -> Federation:
