@@ -82,8 +82,8 @@ def scores_of(
     if unknown:
         known = ", ".join(predictions.extra) or "none"
         raise UserError(
-            f"the predictions have no column {unknown[0]!r} for sub-groups; there are: {known}. A run keeps the columns "
-            "that its images had; prepare the data again to add some, then evaluate with --data"
+            f"the predictions have no column {unknown[0]!r} for sub-groups; there are: {known}. A run keeps "
+            "the columns that its images had; prepare the data again to add some, then evaluate with --data"
         )
     weights = Weights([predictions], draws) if intervals else None
     for where, chosen in sub_groups(predictions, ("split", "view"), by):
