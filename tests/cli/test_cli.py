@@ -317,7 +317,7 @@ def test_a_run_does_not_go_on_with_other_data_or_a_damaged_log(equipoise):
 def test_damage_that_a_resumed_run_would_meet_later_is_told_at_once_and_costs_nothing(equipoise, tmp_path, damage):
     # Nothing is learned, so that the first round is as good as any, and the one that is selected.
     settings = [*QUICK, "--set=train.rounds=3", "--set=train.optimiser.lr=1e-12", "--set=checkpoint.keep=1"]
-    equipoise("run", "--method", "prr", "--out", "one", *settings)
+    equipoise("run", "--method", "prr", "--out", "one", "--anyway", *settings)
     log = tmp_path / "one" / "events.jsonl"
     before = log.read_bytes()
     chosen = events(tmp_path / "one", "selection")[0]["round"]
