@@ -151,7 +151,7 @@ class Store:
         """All images, uint8 (N, C, H, W), as a read-only memory map."""
         try:
             packed = np.load(self.folder / IMAGES, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise self._unusable(str(error)) from error
         if packed.dtype != np.uint8 or packed.ndim != 4:
             raise self._unusable(f"it holds {packed.dtype} {packed.shape}, not packed images")
@@ -162,7 +162,7 @@ class Store:
         """The structure at every pixel, uint8 (N, H, W), as a read-only memory map; for segmentation only."""
         try:
             return np.load(self.folder / MASKS, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise self._unusable(str(error)) from error
 
     @property

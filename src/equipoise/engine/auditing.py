@@ -25,6 +25,7 @@ from equipoise.data import load_federation
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.engine.events import events_in
 from equipoise.engine.loop import Run
+from equipoise.engine.payload_files import arrays_in
 from equipoise.engine.prediction import Predictor, load_predictor
 from equipoise.engine.runs import choose_device, config_of
 from equipoise.membership import FALSE_POSITIVES, Attack, attacked, confidence, likelihood_ratios
@@ -108,7 +109,8 @@ class _Attack:
         drawn = [self._drawn(place, number) for place in range(len(self.sites))]
         inside = np.concatenate(drawn)
         if path.is_file():
-            return np.load(path)["confidence"], inside
+            with arrays_in(path, "delete it, and the audit trains this shadow run anew") as file:
+                return file["confidence"], inside
         sites = tuple(
             Site(site.name, {"train": _part(pool, chosen), "valid": _part(pool, ~chosen)})
             for site, pool, chosen in zip(self.sites, self.pools, drawn)

@@ -22,6 +22,7 @@ import numpy as np
 from equipoise.core.storage import replacing
 from equipoise.data.federation import Federation, Split
 from equipoise.data.store import Store
+from equipoise.engine.payload_files import arrays_in
 
 FILE = "predictions.npz"
 #: columns of plain values, one entry per image and model
@@ -119,7 +120,7 @@ def write_image_scores(path: Path, scores: Sequence[ImageScores], federation: Fe
 
 def read_image_scores(path: Path) -> Predictions:
     """The predictions in a file."""
-    with np.load(path) as file:
+    with arrays_in(path, "delete it; the run's scores stand in its log") as file:
         columns = {name: file[name] for name in (*COLUMNS, "probabilities")}
         columns[PREDICTION] = file[PREDICTION] if PREDICTION in file else columns["probabilities"].argmax(1)
         extra = {name.removeprefix(EXTRA): file[name] for name in file if name.startswith(EXTRA)}

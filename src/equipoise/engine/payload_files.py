@@ -8,12 +8,14 @@ import hashlib
 import json
 import re
 import shutil
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -117,6 +119,17 @@ def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[Non
         yield
     except DAMAGE + more as problem:
         raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
+
+
+#: signs of damage in a file of packed arrays
+BROKEN = (zipfile.BadZipFile, EOFError, zlib.error)
+
+
+@contextlib.contextmanager
+def arrays_in(path: Path, remedy: str) -> Iterator[Any]:
+    """The packed arrays of a file, by name; says what to do where it is damaged."""
+    with damage_named(str(path), remedy, *BROKEN), np.load(path) as file:
+        yield file
 
 
 def read_payload(path: Path) -> Payload:

@@ -17,6 +17,7 @@ import pandas as pd
 from equipoise.core.storage import replacing
 from equipoise.data.federation import Federation
 from equipoise.engine.image_scores import hashed_names
+from equipoise.engine.payload_files import arrays_in
 from equipoise.engine.slot import Outcome, Request
 from equipoise.mask_metrics import CASE
 from equipoise.tasks.segmentation import volumes_of
@@ -76,7 +77,7 @@ def write_volume_scores(path: Path, scores: Sequence[VolumeScores], federation: 
 
 def read_volume_scores(path: Path) -> pd.DataFrame:
     """One row per model, volume and structure: Dice, IoU and distances; NaN where the structure is not to be seen."""
-    with np.load(path) as file:
+    with arrays_in(path, "delete it; the run's scores stand in its log") as file:
         classes = [str(name) for name in file["classes"]]
         plain = {name: file[name] for name in COLUMNS}
         numbers = {name: file[name] for name in CASE}
