@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.report.measured import TITLES
+from equipoise.report.measured import TITLES, unit_of
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.studies.results import StudyResults, selection_rule
 from equipoise.studies.row_cost import COLUMNS, cost_caption, cost_cells
@@ -82,7 +82,8 @@ def _counts(rows: Sequence[RowResult]) -> Sheet | None:
     parts = [part for part in PARTS if images[part].any(axis=None)]
     cells = {name: zip(*(images[part, name].map("{:,}".format) for part in parts)) for name in run.start.classes}
     what = " / ".join(PARTS[part] for part in parts)
-    text = f"Images of each class where models are scored: {what} (seed {run.start.config.get('seed')})."
+    unit, seed = unit_of(run).capitalize(), run.start.config.get("seed")
+    text = f"{unit} of each class where models are scored: {what} (seed {seed})."
     return sheet(text, {"Site": images.index}, {name: map(" / ".join, counts) for name, counts in cells.items()})
 
 
