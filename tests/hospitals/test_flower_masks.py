@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -48,3 +51,20 @@ def test_sites_with_masks_and_sites_with_labels_do_not_agree():
     told = [describe("site 1", with_masks), describe("site 2", classes)]
     with pytest.raises(UserError, match="segmentation"):
         agreed_federation("phantom", [read_description(own["site"], own) for own in told])
+
+
+@pytest.mark.slow
+def test_a_pilot_with_masks_ends_with_scores(tmp_path):
+    settings = ("data.phantom.masks=true", "data.phantom.images=480", "data.phantom.size=16", "train.batch_size=32")
+    call = [sys.executable, "-m", "equipoise", "pilot", "--sites", "2", "--rounds", "2", "--out", "pilot"]
+    done = subprocess.run(
+        [*call, *(word for text in settings for word in ("--set", text))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A site's policy holds back scores of few patients, which a pilot this small has.
+    pooled = [event for event in events(tmp_path / "pilot", "final") if event["scope"] == "pooled"]
+    assert pooled and all(event["metrics"]["loss"] > 0 and len(event["confusion"]) == 3 for event in pooled)
