@@ -8,6 +8,7 @@ import numpy as np
 from equipoise.core.errors import UserError, first_few
 from equipoise.core.streams import stream
 from equipoise.data import partition, sources
+from equipoise.data.apart import parts_with_apart
 from equipoise.data.config import DataConfig
 from equipoise.data.duplicates import equal_images_told, joined_groups
 from equipoise.data.federation import PARTS, Federation, Site, Split
@@ -83,6 +84,8 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
         images = _part_sites(images, index.ratios, scheme, config, seed)
     else:
         images, warnings = _assign_parts(images, np.array(index.clean)[index.positions(images.rows)], store, config)
+    if config.kept_apart:
+        images = _with_apart(images, store)
     warnings += _equal_images(images, store, by_site=scheme == "source", with_names=whole)
     images = _thin_long_tail(images, config, seed)
     redrawn: list[str] = []
@@ -93,10 +96,13 @@ def assemble(store: Store, config: DataConfig, seed: int, whole: bool = True) ->
     images = _choose_training_sites(images, names, config)
     shared = index.common or scheme != "source" or config.split == "sites"
     evaluation = images.where(images.parts != "train").at("common")
+    sites = tuple(_site(name, images, store, config, train_only=shared) for name in names)
+    if config.kept_apart == "any" and not shared:
+        sites = _tested_by_all(sites, images, store)
     federation = Federation(
         name=config.name,
         classes=index.classes,
-        sites=tuple(_site(name, images, store, config, train_only=shared) for name in names),
+        sites=sites,
         image_size=store.shape[-1],
         channels=store.shape[0],
         common=_site("common", evaluation, store, config) if shared and len(evaluation) else None,
@@ -140,6 +146,22 @@ def _assign_parts(images: Images, clean: np.ndarray, store: Store, config: DataC
         images = replace(images, parts=parts)
     leaks = _leaks(images)
     return images, [f"the {config.split} split of {config.name} is not clean: {leaks}"] if leaks else []
+
+
+def _with_apart(images: Images, store: Store) -> Images:
+    """The images, with those kept apart for testing. Without a lesion in two parts, and without equal images in two."""
+    index = store.index
+    where = index.positions(images.rows)
+    joined = joined_groups(index.groups, index.rows, index.equal)[where]
+    images = replace(images, parts=parts_with_apart(images.parts, np.array(index.groups)[where], joined))
+    return images.where(images.parts != "")
+
+
+def _tested_by_all(sites: tuple[Site, ...], images: Images, store: Store) -> tuple[Site, ...]:
+    """The sites, each with the test images of all of them."""
+    test = images.where(images.parts == "test")
+    every = Split(store, test.rows, test.labels)
+    return tuple(replace(site, splits={**site.splits, "test": every}) for site in sites)
 
 
 def _part_sites(

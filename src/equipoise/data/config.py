@@ -107,6 +107,12 @@ class DataConfig(Table):
         description="a site that takes no part: it tests the models as an unseen cohort, with all its images",
         json_schema_extra=LATER,
     )
+    kept_apart: Literal["own", "any"] | None = Field(
+        default=None,
+        description="a fifth of all lesions, by a fixed hash, tests alone, and other images never test; own: at their "
+        "own sites, any: all of them at each site",
+        json_schema_extra=LATER,
+    )
 
     partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
         default=None, description="how training images go to sites; default the source's own way"
@@ -140,6 +146,14 @@ class DataConfig(Table):
         if self.fold >= (self.folds or 1):
             few = f"there are folds 0 to {self.folds - 1}" if self.folds else "data.folds says how many there are"
             raise ValueError(f"fold = {self.fold}, but {few}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_test(self) -> "DataConfig":
+        taken = [f"folds = {self.folds}"] if self.folds else []
+        taken += ['split = "sites"'] if self.split == "sites" else []
+        if self.kept_apart and taken:
+            raise ValueError(f"kept_apart chooses the test images, and so does {taken[0]}: drop one")
         return self
 
     @field_validator("window")
