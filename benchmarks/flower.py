@@ -92,10 +92,10 @@ class Clock:
 def timing(clock: Clock) -> Iterator[None]:
     """Time the parts of a round at the server."""
     places = [
-        (hospitals, "prepare", "encode"),
-        (post, "to_records", "encode"),
+        (hospitals.Packer, "prepare", "encode"),
+        (post.RecordMaker, "make", "encode"),
         (HttpGrid, "push_messages", "push"),
-        (HttpGrid, "pull_messages", "pull"),
+        (post.GridPost, "_pull", "pull"),
         (post, "from_records", "decode"),
         (hospitals, "open_parcel", "decode"),
         (journal.Journal, "write", "journal"),

@@ -16,7 +16,7 @@ def lie(self, work, records, header, message):
     reply = perform(self, work, records, header, message)
     state["garble"] = header["action"] == "train" and header["round"] == 1
     if header["action"] == "train" and header["round"] == 2:
-        payload, _ = office.open_parcel(reply)
+        payload, _ = office.open_parcel(reply, self._held)
         next(t for t in payload["model"].values() if t.is_floating_point()).fill_(torch.nan)
         told = {name: reply.header[name] for name in ("identity", "kept", "measures", "facts")}
         return office.seal(office.prepare(payload), **told)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, PositiveFloat
 
 from equipoise.contract.config import Table
 from equipoise.contract.method import Setting
-from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure
+from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure, Tensors
 from equipoise.core.errors import UserError
 from equipoise.engine.base import Outcomes
 from equipoise.engine.slot import EVALUATE, Outcome, Request
@@ -23,11 +23,11 @@ from equipoise.hospitals.journal import Answer, Journal
 from equipoise.hospitals.parcels import (
     Contents,
     MissingTensors,
+    Packer,
     Parcel,
     UnreadableParcel,
     digest_of,
     open_parcel,
-    prepare,
     seal,
 )
 from equipoise.hospitals.replies import read_noted, words_of
@@ -40,7 +40,12 @@ class FlowerOptions(Table):
     """How a server deals with sites that it reaches over a network."""
 
     timeout: PositiveFloat = Field(3600.0, description="seconds that a site has to answer one message")
-    half: bool = Field(False, description="round weights to half precision on the wire")
+    half: bool = Field(False, description="round weights to half precision on the wire, both ways, without feedback")
+    wire: Literal["fp32", "fp16", "int8"] = Field(
+        "fp32",
+        description="how weights travel: `fp32` as they are; else models go out in 16 bits and updates come back in 16 "
+        "or 8, and a site adds the error of rounding to its next update",
+    )
     norm_bound: PositiveFloat = Field(
         10.0,
         description="an update this many times as long as the median of the others is refused; a site that has more "
@@ -144,11 +149,12 @@ class Hospitals:
 
     def _messages(self, requests: Sequence[Request], ask: Ask, version: str) -> list[_Message]:
         per_site = any(isinstance(value, PerSite) for value in ask.payload.values())
+        packer = Packer(self.options.half or self.options.wire != "fp32")
         shared: Contents | None = None
         messages = []
         for request in requests:
             if shared is None or per_site:
-                shared = prepare(ask.message(request.site), self.options.half)
+                shared = packer.prepare(ask.message(request.site))
             messages.append(self._message(request, shared, version))
         return messages
 
@@ -166,13 +172,15 @@ class Hospitals:
             "data": request.data,
             "half": self.options.half,
             "config": self._config,
+            **({} if self.options.wire == "fp32" else {"wire": self.options.wire}),
             **self._more(request),
         }
         identity = digest_of({**fields, "entries": contents.entries, "plain": contents.plain})
         hosts = self.roster.hosts.get(request.site, (request.site,))
         described = {host: self.roster.described[host] for host in hosts if host in self.roster.described}
-        parcel = seal(contents, identity=identity, keep=self.states.wanted(request.site), described=described, **fields)
-        return _Message(request, identity, hosts, parcel)
+        keep = self.states.wanted(request.site)
+        parcel = seal(contents, identity=identity, keep=keep, described=described, omit=True, **fields)
+        return _Message(request, identity, hosts, parcel, contents.exact)
 
     def _more(self, request: Request) -> dict[str, Any]:
         """Further fields of a message."""
@@ -231,7 +239,7 @@ class Hospitals:
                 )
             if "error" in header:
                 raise (Diverged if header.get("diverged") is True else SiteFailure)(words_of(header["error"]))
-            payload, _ = open_parcel(reply)
+            payload, _ = open_parcel(reply, message.parcel.tensors, message.exact)
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
             described = None if self._hidden else self.roster.counts.get(request.data or request.site)
@@ -263,6 +271,8 @@ class _Message:
     identity: str
     hosts: tuple[str, ...]
     parcel: Parcel
+    exact: Tensors
+    """What the parcel tells, before any rounding."""
 
     @property
     def measured(self) -> set[str]:

@@ -41,10 +41,12 @@ from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.summing import Summer
 from equipoise.engine.training import SiteData
+from equipoise.hospitals.compression import compress, residuals_of, with_residuals, without_residuals
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.exchange import PUBLISH
 from equipoise.hospitals.own_predictions import keep, taken_out, told, with_single
 from equipoise.hospitals.parcels import (
+    Contents,
     MissingTensors,
     Parcel,
     UnreadableParcel,
@@ -240,8 +242,7 @@ class Office:
         action, version = header["action"], header["version"]
         if action not in (EVALUATE, "train", *work.slot.client.discloses):
             raise Refused(f"'{work.config.method}' has no action '{action}'")
-        base = header["base"]
-        kept = records.state(base) if base else None
+        before = records.state(header["base"]) if header["base"] else None
         request = Request(
             action=action,
             site=header["site"],
@@ -255,17 +256,25 @@ class Office:
             work.slot.private.occasion = f"{header['run']}/{header['identity']}"
         elsewhere = self._data(work, request.data) if request.data else None
         asked = with_single(request, work.setting.task.dense)
+        kept = without_residuals(before)
         outcome = exhaust(work.slot.perform(asked, message, kept, self._data(work, request.site), elsewhere))
         if asked is not request:
             self._keep(records.folder, taken_out(outcome, request, request.round))
-        if version:
-            records.tidy(header)
-            if outcome.kept is not None:
-                write_state(records.state_path(version), outcome.kept, durable=True)
         outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
         if "sum" in header:
             outcome = self._masked(work, records, header, outcome)
-        reply = _outcome_parcel(outcome, header, kept=bool(version) and outcome.kept is not None)
+        contents, state = None, outcome.kept
+        if version and "sum" not in header and header.get("wire", "fp32") != "fp32":
+            residuals = residuals_of(before, action)
+            contents, errors = compress(outcome.payload, message, header["wire"], residuals)
+            state = with_residuals(outcome.kept, before, action, errors)
+        if version:
+            records.tidy(header)
+            if state is not None:
+                write_state(records.state_path(version), state, durable=True)
+        reply = _outcome_parcel(outcome, header, bool(version) and state is not None, contents)
+        if header.get("omit"):  # the server has what it sent
+            reply = reply.without(self._held)
         if version:
             records.write_reply(header, reply)
         return reply
@@ -318,7 +327,8 @@ class Office:
         write_text(records.folder / "events.jsonl", json.dumps(start) + "\n")
         write_payload(models / "global.safetensors", message)
         if "personal" in work.slot.client.views:
-            kept: Payload = {KEPT: records.state(header["base"])} if header["base"] else {}
+            own = without_residuals(records.state(header["base"])) if header["base"] else None
+            kept: Payload = {KEPT: own} if own is not None else {}
             write_payload(models / "personal" / f"{safe_name(self.site)}.safetensors", message | kept)
         shutil.rmtree(records.folder / "replies", ignore_errors=True)  # all rounds are over
         return _outcome_parcel(Outcome(), header, kept=False)
@@ -391,10 +401,11 @@ def _reply(**fields: Any) -> Parcel:
     return seal(prepare({}), **fields)
 
 
-def _outcome_parcel(outcome: Outcome, header: Mapping[str, Any], kept: bool) -> Parcel:
-    contents = prepare(outcome.payload, half=bool(header["half"]))
+def _outcome_parcel(
+    outcome: Outcome, header: Mapping[str, Any], kept: bool, contents: Contents | None = None
+) -> Parcel:
     return seal(
-        contents,
+        contents or prepare(outcome.payload, half=bool(header["half"])),
         identity=header["identity"],
         kept=kept,
         measures=write_counts(outcome.measures),

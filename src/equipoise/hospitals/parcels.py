@@ -22,9 +22,14 @@ PROTOCOL = 3
 #: kinds of numbers that travel, by name
 KINDS = {
     str(kind).removeprefix("torch."): kind
-    for kind in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool)
+    for kind in (
+        *(torch.float16, torch.float32, torch.float64),
+        *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+    )
 }
 LARGEST_HALF = torch.finfo(torch.float16).max
+#: fields of an entry that name a tensor
+DIGESTS = ("digest", "scale")
 
 
 class UnreadableParcel(Exception):
@@ -37,11 +42,18 @@ class MissingTensors(Exception):
 
 @dataclass(frozen=True)
 class Contents:
-    """A payload made ready to travel: what the header says about it, and its tensors by digest."""
+    """A payload made ready to travel.
+
+    Attributes:
+        entries: what the header says of each tensor
+        tensors: what travels, by digest
+        exact: the tensors by name, as they were before any rounding
+    """
 
     entries: dict[str, dict[str, str]]
     plain: dict[str, Any]
     tensors: Tensors
+    exact: Tensors = field(default_factory=dict)
 
 
 @dataclass
@@ -73,23 +85,41 @@ class Parcel:
         return Parcel(self.text, {d: t for d, t in self.tensors.items() if d not in known}, self.signature)
 
 
-def prepare(payload: Mapping[str, Value], half: bool = False) -> Contents:
-    """Make a payload ready to travel; `half` rounds weights to half precision on the wire.
+class Packer:
+    """Makes tensors ready to travel, each once; several messages share a model.
 
-    Weights are the float32 tensors of a dict (a model). Tensors that stand alone are counts, sums and prototypes:
-    they stay exact, as does a weight too large for half precision.
+    Args:
+        half: round weights to half precision on the wire. Weights are the float32 tensors of a dict (a model). Tensors
+            that stand alone are counts, sums and prototypes: they stay exact, as does a weight too large for that.
     """
-    tensors, plain = flatten(payload)
-    entries, by_digest = {}, {}
-    for name, tensor in tensors.items():
-        kind = str(tensor.dtype).removeprefix("torch.")
-        packed = tensor.detach().cpu().contiguous()
-        if half and "/" in name and _fits_half(packed):
-            packed = packed.half()
-        digest = tensor_digest(packed)
-        entries[name] = {"digest": digest, "dtype": kind}
-        by_digest[digest] = packed
-    return Contents(entries, plain, by_digest)
+
+    def __init__(self, half: bool = False):
+        self.half = half
+        self._packed: dict[tuple[int, bool], tuple[Tensor, Tensor, str]] = {}
+
+    def prepare(self, payload: Mapping[str, Value]) -> Contents:
+        """Make a payload ready to travel."""
+        tensors, plain = flatten(payload)
+        entries, by_digest = {}, {}
+        for name, tensor in tensors.items():
+            packed, digest = self._pack(tensor, self.half and "/" in name)
+            entries[name] = {"digest": digest, "dtype": str(tensor.dtype).removeprefix("torch.")}
+            by_digest[digest] = packed
+        return Contents(entries, plain, by_digest, tensors)
+
+    def _pack(self, tensor: Tensor, half: bool) -> tuple[Tensor, str]:
+        key = id(tensor), half  # the tensor is kept, so that no other one gets its number
+        if key not in self._packed:
+            packed = tensor.detach().cpu().contiguous()
+            if half and _fits_half(packed):
+                packed = packed.half()
+            self._packed[key] = tensor, packed, tensor_digest(packed)
+        return self._packed[key][1:]
+
+
+def prepare(payload: Mapping[str, Value], half: bool = False) -> Contents:
+    """Make one payload ready to travel."""
+    return Packer(half).prepare(payload)
 
 
 def seal(contents: Contents, **fields: Any) -> Parcel:
@@ -98,8 +128,14 @@ def seal(contents: Contents, **fields: Any) -> Parcel:
     return Parcel(json.dumps(header, sort_keys=True), contents.tensors)
 
 
-def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tuple[Payload, Tensors]:
-    """The payload of a parcel, and all its tensors by digest; `held` are those that the receiver has from before.
+def open_parcel(
+    parcel: Parcel, held: Mapping[str, Tensor] | None = None, exact: Mapping[str, Tensor] | None = None
+) -> tuple[Payload, Tensors]:
+    """The payload of a parcel, and all its tensors by digest.
+
+    Args:
+        held: tensors by digest that the receiver has from before
+        exact: tensors by name that the parcel may tell changes of
 
     Raises:
         UnreadableParcel: when a tensor is not what the header says
@@ -113,16 +149,35 @@ def open_parcel(parcel: Parcel, held: Mapping[str, Tensor] | None = None) -> tup
             raise UnreadableParcel("a tensor is not what the header says")
     known = {**(held or {}), **parcel.tensors}
     try:
-        wanted = {name: (entry["digest"], KINDS[entry["dtype"]]) for name, entry in header["entries"].items()}
-        missing = {digest for digest, _ in wanted.values()} - known.keys()
+        entries: dict[str, dict[str, str]] = header["entries"]
+        wanted = [entry[key] for entry in entries.values() for key in DIGESTS if key in entry]
+        missing = set(wanted) - known.keys()
         if missing:
             raise MissingTensors(f"{len(missing)} tensors were left out that are not at hand")
-        tensors = {name: known[digest].to(dtype) for name, (digest, dtype) in wanted.items()}
+        tensors = {name: _unpacked(entry, known, (exact or {}).get(name)) for name, entry in entries.items()}
         payload = unflatten(tensors, header["plain"])
         check_payload(payload, "a parcel")
     except (KeyError, TypeError, AttributeError, AssertionError) as problem:
         raise UnreadableParcel(f"its header is incomplete ({problem})") from None
-    return payload, {digest: known[digest] for digest, _ in wanted.values()}
+    return payload, {digest: known[digest] for digest in wanted}
+
+
+def _unpacked(entry: Mapping[str, str], known: Mapping[str, Tensor], exact: Tensor | None) -> Tensor:
+    packed, dtype = known[entry["digest"]], KINDS[entry["dtype"]]
+    if "change" not in entry:
+        return packed.to(dtype)
+    if exact is None or exact.shape != packed.shape or exact.dtype != dtype:
+        raise UnreadableParcel("it tells a change of a tensor that was not sent")
+    scale = known[entry["scale"]] if "scale" in entry else None
+    if scale is not None and scale.shape != packed.shape[:1]:
+        raise UnreadableParcel("the scales of a tensor are not as many as its rows")
+    return exact.detach().cpu() + widened(packed, scale)
+
+
+def widened(packed: Tensor, scale: Tensor | None) -> Tensor:
+    """The numbers that a tensor in 16 or 8 bits stands for; `scale` has a factor for each row."""
+    numbers = packed.float()
+    return numbers if scale is None else numbers * scale.view(-1, *[1] * (packed.dim() - 1))
 
 
 def _fits_half(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flwr.app import Message
@@ -14,11 +15,13 @@ from equipoise.contract.protocol import SiteFailure
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.brisk import until
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, prepare, seal
-from equipoise.hospitals.records import from_records, to_records
+from equipoise.hospitals.records import RecordMaker, from_records
 from equipoise.hospitals.security import check_reply
 
 #: seconds between two looks for replies; Flower's own `send_and_receive` waits three
 INTERVAL = 0.3
+#: replies that are fetched at the same time
+LANES = 4
 #: seconds that a site which is not connected has to come back before a message passes it by
 GRACE = 20.0
 #: what Flower answers in the name of a node that is gone, though it may still list it as connected
@@ -102,8 +105,9 @@ class GridPost:
         """Push messages one by one, so that none is too large, and look for the replies until time is up."""
         waiting: dict[str, int] = {}
         results: list[Parcel | SiteFailure] = [Unreachable("Flower did not take the message")] * len(parcels)
+        maker = RecordMaker()
         for position, (node_id, parcel) in enumerate(parcels):
-            message = Message(to_records(parcel), node_id, "query", ttl=timeout)
+            message = Message(maker.make(parcel), node_id, "query", ttl=timeout)
             for message_id in self.grid.push_messages([message]):
                 if message_id:
                     waiting[message_id] = position
@@ -113,15 +117,26 @@ class GridPost:
         while waiting and not time_is_up:
             # A site that announces a reply and then dawdles may use up all time: the others get a last look.
             time_is_up = time.monotonic() >= deadline
-            with until(deadline):
-                replies = self.grid.pull_messages(list(waiting))
-            for reply in replies:
+            for reply in self._pull(list(waiting), deadline):
                 position_of = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if position_of is not None:
                     results[position_of] = _read(reply)
             if waiting and not time_is_up:
                 time.sleep(INTERVAL)
         return results
+
+    def _pull(self, asked: Sequence[str], deadline: float) -> list[Message]:
+        """The replies that are there. They come in lanes, so that a slow one holds up those of its lane alone."""
+
+        def pull(lane: Sequence[str]) -> list[Message]:
+            with until(deadline):
+                return list(self.grid.pull_messages(lane))
+
+        lanes = [lane for lane in (asked[first::LANES] for first in range(LANES)) if lane]
+        if len(lanes) == 1:
+            return pull(lanes[0])
+        with ThreadPoolExecutor(len(lanes), "pull") as pool:
+            return [reply for replies in pool.map(pull, lanes) for reply in replies]
 
 
 def _read(reply: Message) -> Parcel | SiteFailure:

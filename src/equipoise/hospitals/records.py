@@ -20,17 +20,37 @@ from equipoise.hospitals.parcels import Parcel, UnreadableParcel
 HEADER, TENSORS = "header", "tensors"
 
 
+class RecordMaker:
+    """Makes parcels records. Parcels with the same tensors share the arrays, which are serialised and hashed once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, ...], tuple[ArrayRecord, str]] = {}
+
+    def make(self, parcel: Parcel) -> RecordDict:
+        """A parcel as the content of a Flower message."""
+        key = tuple(parcel.tensors)
+        if key not in self._made:
+            self._made[key] = _joined(parcel.tensors)
+        arrays, contents = self._made[key]
+        note = ConfigRecord({"text": parcel.text, "contents": contents, "signature": parcel.signature})
+        return RecordDict({HEADER: note, TENSORS: arrays})
+
+
 def to_records(parcel: Parcel) -> RecordDict:
-    """A parcel as the content of a Flower message."""
+    """One parcel as the content of a Flower message."""
+    return RecordMaker().make(parcel)
+
+
+def _joined(tensors: Tensors) -> tuple[ArrayRecord, str]:
+    """All tensors in one array for each kind of number, and where each lies."""
     joined: dict[str, list[np.ndarray]] = {}
     contents: list[list[Any]] = []
-    for digest, tensor in parcel.tensors.items():
+    for digest, tensor in tensors.items():
         array = tensor.numpy()
         joined.setdefault(array.dtype.name, []).append(array.reshape(-1))
         contents.append([digest, array.dtype.name, list(array.shape)])
     arrays = {kind: Array(np.concatenate(parts)) for kind, parts in joined.items()}
-    note = ConfigRecord({"text": parcel.text, "contents": json.dumps(contents), "signature": parcel.signature})
-    return RecordDict({HEADER: note, TENSORS: ArrayRecord(arrays)})
+    return ArrayRecord(arrays), json.dumps(contents)
 
 
 def from_records(records: RecordDict) -> Parcel:
