@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from equipoise.data.sources import Listing, Record
     from equipoise.metrics import Metric, Tally
 
-#: where each public name is defined; nothing is imported before it is asked for
+#: where each public name is defined; Python imports a module at its name's first use
 _HOMES = {
     "api": ("Comparison", "Result", "compare", "load_federation", "load_result", "train"),
     "components.averaging": ("FedAvgClient", "FedAvgServer"),

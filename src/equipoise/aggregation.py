@@ -153,7 +153,7 @@ def fourier_average(
     """PRR's progressive Fourier aggregation: sites share low frequencies and keep their own high ones.
 
     Tensors (K, ...) of K sites; the result has the same shape, one tensor per site. `kind` says how a weight
-    becomes a signal: "conv" (out, in, h, w) as an image of (in * h, w * out), "linear" (out, in) as it is,
+    becomes a signal: "conv" (out, in, h, w) as an image of (in * h, w * out), "linear" (out, in) unchanged,
     "classifier" (out, in) row by row. Layers of one shape may go together, (K, L, ...). The band of an axis of
     n frequencies, 0 in the middle, is the half-open [n//2 - b, n//2 + b), b = floor(n * band / 2), as released:
     band 1 spares the last frequency of an odd axis.

@@ -136,7 +136,7 @@ def _worst(tally: MaskTally) -> float:
     return float(known.min()) if known.size else float("nan")
 
 
-#: every metric of masks; the first one stands where no other is asked for
+#: every metric of masks; the first one is the default
 MASK_METRICS: tuple[Metric, ...] = (
     Metric(
         "dice",

@@ -110,7 +110,7 @@ class Metric:
     short: str = ""
     """The heading in a narrow terminal; empty: the title."""
     meaning: str = ""
-    """What it is, in a sentence for readers of reports."""
+    """The metric in one sentence, for readers of reports."""
     needs: str = "confusion"
     """The counts that it is computed of."""
     higher_is_better: bool = True
@@ -142,7 +142,7 @@ class Metric:
         return 100 if self.in_tables and self.share else 1
 
 
-#: every metric; the first one stands where no other is asked for
+#: every metric; the first one is the default
 METRICS: tuple[Metric, ...] = (
     Metric(
         "balanced_accuracy",
@@ -398,7 +398,7 @@ def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.i
 
 
 def _confusion(labels: ArrayLike, predictions: ArrayLike) -> NDArray[np.int64]:
-    """The confusion matrix of the classes that occur, whatever their numbers."""
+    """The confusion matrix of the classes that occur, under any numbering."""
     true, predicted = whole_numbers("labels", labels), whole_numbers("predictions", predictions)
     names, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     return confusion_matrix(places[: len(true)], places[len(true) :], max(len(names), 1))

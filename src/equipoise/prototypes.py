@@ -12,7 +12,7 @@ from equipoise.core.arguments import check_choice, check_shape
 from equipoise.core.errors import UserError
 from equipoise.losses import widened, working_dtype
 
-#: a sum of unit vectors shorter than this points nowhere: what is left of it is rounding
+#: a sum of unit vectors shorter than this has no direction: it is a rounding error
 NO_LENGTH = 1e-9
 
 

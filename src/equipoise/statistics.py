@@ -19,7 +19,7 @@ FEWEST_PAIRS = 3
 SIGNIFICANT = 0.05
 #: how sure an interval is
 CONFIDENCE = 0.95
-#: scores, in per cent, that differ by no more than this are equal: what is left is rounding
+#: scores, in per cent, that differ by no more than this are equal: such differences are rounding errors
 ROUNDING = 1e-9
 
 
@@ -73,9 +73,9 @@ def weighted_interval(found: ArrayLike, of: ArrayLike, weights: ArrayLike) -> tu
 
 @dataclass(frozen=True)
 class Comparison:
-    """The best row against another one on the results that both have; p-values as they are and Holm-corrected.
+    """The best row against another one on the results that both have; p-values, raw and Holm-corrected.
 
-    There is no p-value where all differences are one and the same: they have no spread to be judged by.
+    There is no p-value if all differences are equal: the test needs their spread.
     """
 
     best: str

@@ -138,7 +138,7 @@ def largest_error(sites: int, weight: float = 1.0, bits: int = WEIGHED_BITS) -> 
 
 
 def term(value: Tensor | float, weight: Tensor | float | None = None) -> Term:
-    """A site's value, times a weight, ready to be added; without a weight as it is.
+    """A site's value, times a weight if given, ready to be added.
 
     A tensor of weights (C,) has one for each row of the value (C, ...).
     """

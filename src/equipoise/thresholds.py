@@ -66,7 +66,7 @@ def precision_recall(positive: NDArray[np.bool_], scores: Floats) -> Curve:
 def net_benefit(positive: NDArray[np.bool_], scores: Floats, thresholds: Floats = THRESHOLDS) -> Curve:
     """Decision curve: threshold (x) against net benefit (y), true alarms less false ones at the threshold's odds.
 
-    Vickers and Elkin (2006). Per image; 0 is what treating nobody is worth.
+    Vickers and Elkin (2006). Per image; 0 is the benefit of treating no patient.
     """
     alarms = scores[:, None] >= thresholds
     true, false = (alarms & positive[:, None]).mean(0), (alarms & ~positive[:, None]).mean(0)

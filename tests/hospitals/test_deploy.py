@@ -318,7 +318,7 @@ def test_a_site_that_was_restarted_is_asked_again_what_data_it_has(asked_of):
     told, site, observer = asked_of(Unreachable("Node Unavailable"), Unreachable("it is not connected"))
     assert [description["site"] for description in told] == ["a", "b"]
     assert site.asked == [["a", "b"], ["b"], ["b"]]
-    assert observer.warnings[0] == "b is asked again what data it has: Node Unavailable"
+    assert observer.warnings[0] == "b has to describe its data again: Node Unavailable"
 
 
 def test_asking_again_ends_with_the_wait_and_a_site_that_refuses_is_not_asked_again(asked_of):

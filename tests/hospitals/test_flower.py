@@ -324,7 +324,7 @@ class Liar(Postbox):
         ("facts of words", "'seconds' is no fact"),
         ("unknown facts", "is no fact"),
         ("facts in a list", "incomplete"),
-        ("unasked counts", "nobody asked for"),
+        ("unasked counts", "did not request"),
         ("misshapen counts", "the counts of 'global.valid' are confusion"),
         ("verbose", "xxx"),
         ("strange numbers", "header is incomplete"),

@@ -477,7 +477,7 @@ def test_a_paper_s_numbers_have_the_decimals_of_their_column(given, shown):
     ("asked", "images", "why"),
     [
         (False, True, " (evaluation.trained = false)"),
-        (True, False, ", for the sites have no validation images of their own"),
+        (True, False, ", for the sites have no separate validation images"),
         (True, True, ""),
     ],
 )

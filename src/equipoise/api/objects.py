@@ -30,7 +30,7 @@ KINDS = {
 
 
 def name_of(kind: str, given: Any) -> str:
-    """The name of an object of a kind, as configs hold it; names stay as they are."""
+    """The name of an object of a kind, as configs hold it; names stay unchanged."""
     if isinstance(given, str):
         return given
     if kind == "method":

@@ -207,5 +207,5 @@ def findings(subject: Subject, folder: Path, titles: Collection[str] = CHECKS) -
             yield Finding(title, True, f"left out: {why}")
         except AssertionError as problem:
             yield Finding(title, False, first_line(problem))
-        except Exception as problem:  # whatever a plug-in raises is what the check found
+        except Exception as problem:  # any exception of a plug-in is a finding
             yield Finding(title, False, f"{type(problem).__name__}: {first_line(problem)}")

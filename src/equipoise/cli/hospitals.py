@@ -31,7 +31,7 @@ COME_BACK = "the same command lets this site take part again, and in the same ru
 
 
 def _prepare() -> None:
-    """Flower must be there, whoever ends this process ends Flower's with it, and nobody else reads what it writes."""
+    """Check that Flower is installed; its processes end with this one, and its files stay private."""
     try:
         import flwr  # noqa: F401
     except ImportError:
@@ -43,7 +43,7 @@ def _prepare() -> None:
 
 
 def _tell_stop(text: str) -> None:
-    """A line for whoever stopped a command; the log of a service has it, too."""
+    """One line for the user who stopped a command, and for the log of a service."""
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
@@ -62,7 +62,7 @@ def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
 
 
 def _named(config: Any) -> Any:
-    """The config of a run whose data lies at sites, and is not the phantom unless somebody says so."""
+    """The config of a run whose data lies at sites; it uses the phantom only if the user names it."""
     if "name" in config.data.model_fields_set:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"name": "hospitals"})})
@@ -166,7 +166,7 @@ def site(
 
 @contextmanager
 def _watched(state: Path) -> Iterator[None]:
-    """A page of the site's messages, in a process of its own: what goes wrong with it does not concern the site."""
+    """A page of the site's messages, in a separate process: an error in the page does not reach the site."""
     from equipoise.hospitals.ledger import Ledger
 
     Ledger(state)

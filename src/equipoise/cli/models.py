@@ -110,7 +110,7 @@ def evaluate(
 
 
 def _number(row: dict[str, Any], metric: Any) -> str:
-    """A score, and below it the bounds of its interval where they were asked for."""
+    """A score, and below it the bounds of its interval if requested."""
     values = [row.get(key) for key in (metric.name, f"low({metric.name})", f"high({metric.name})")]
     value, low, high = (float("nan") if own is None else metric.scale * own for own in values)
     if value != value:

@@ -186,7 +186,7 @@ def _conclude(config: StudyConfig, folder: Path, outcome: Tally, report_only: bo
 
     with claimed_folder(folder, wait=True) if folder.is_dir() else nullcontext():
         results = collect(config, folder)
-        if results.runs:  # otherwise tables that are there, from runs that are elsewhere, stay as they are
+        if results.runs:  # otherwise keep existing tables, whose runs lie elsewhere
             write_study(results, folder)
     if results.runs:
         print_tables(console, results)
@@ -255,7 +255,7 @@ def _refuse_tables_of_other_runs(folder: Path) -> None:
 
 
 def _rows(config: StudyConfig, asked: Sequence[str] | None) -> list[str] | None:
-    """The names of rows that were asked for, each by itself or between commas, which a name may have too."""
+    """The requested names of rows, one by one or between commas. A name may contain commas."""
     known = {row.name for row in config.rows}
     parts = [[text] if text in known else text.split(",") for text in asked or ()]
     return [name.strip() for part in parts for name in part] or None

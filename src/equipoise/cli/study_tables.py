@@ -70,7 +70,7 @@ def _fits(console: Console, shown: Table) -> bool:
 
 
 def _shown(table: StudyTable, narrow: bool = False) -> Table:
-    """The table as it is printed; on a narrow console deviations stand below the means."""
+    """The printed table; on a narrow console deviations stand below the means."""
     study, headings = table.results.study, {metric.title: metric.heading for metric in EVERY}
     ours = [title for title in table.cells if title in headings]
     title = ", ".join(text for text in (study.name, table.name, table.data) if text)

@@ -53,7 +53,7 @@ class Parts:
         )
 
     def shown(self, batches: Tensor, random: torch.Generator) -> Tensor:
-        """Batches (n, B, C, H, W) as a net takes them: images jittered and normalised; features as they are."""
+        """Batches (n, B, C, H, W) as a net takes them: images jittered and normalised; features unchanged."""
         return self.show(jittered(batches, random)) if self.of_images else batches
 
     def show(self, images: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class GeneratorTraining:
         self.repeated = Repeated(setting.device, self.random, setting.config.compute.capture)
 
     def run(self, random: torch.Generator) -> None:
-        """Some steps from the generator as it is, with Adam's moments anew."""
+        """Some steps from the current generator, with new moments of Adam."""
         self.random.set_state(random.get_state())
         for tensor in self.optimiser.state().values():
             tensor.zero_()

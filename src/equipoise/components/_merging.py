@@ -39,7 +39,7 @@ def merged_by_entry(replies: Replies, merge: Callable[[Tensor], Tensor], name: s
 def step_towards(old: Tensors, mean: Tensors, rate: float, spared: Container[str] = ()) -> Tensors:
     """A server step: each entry goes `rate` of the way from its old value to the sites' mean.
 
-    Entries in `spared` take the mean as it is, as running statistics should: a rate above 1 goes past the mean, which
+    Entries in `spared` take the plain mean, as running statistics should: a rate above 1 goes past the mean, which
     a variance must not.
     """
     if rate == 1:

@@ -19,7 +19,7 @@ class UnitLength(nn.Module):
 def projected_net(setting: Setting, size: int, unit: bool = False) -> Net:
     """The configured net whose features are projected to (B, size), and to unit length if asked, before the head.
 
-    Size 0 leaves the net as it is. The body starts from the same weights in both cases.
+    Size 0 leaves the net unchanged. The body starts from the same weights in both cases.
     """
     net = setting.new_net()
     if size == 0:

@@ -59,7 +59,7 @@ class CPAServer(ServerSide):
         return found
 
     def exchanged(self, replies: Replies, number: int, epoch: int, last: bool) -> None:
-        """Merge prototypes; a class that nobody sent keeps its old one."""
+        """Merge prototypes; a class that no site sent keeps its old one."""
         if not self.options.prototypes or (last and self.options.forgets):
             return
         present = torch.stack(replies.values("prototype_counts")) > 0

@@ -101,7 +101,7 @@ class DeputySite(SiteSide):
         out.deputy_output = self.net(batch.image)
 
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:
-        """L_P + L_D (Eqs. 5 and 6); teachers are detached, so each model gets the gradient of its own loss alone."""
+        """L_P + L_D (Eqs. 5 and 6); teachers are detached, so each model gets only the gradient from its loss."""
         deputy_logits = self.client.classified(out.deputy_output)
         deputy_loss = self.client.supervised(deputy_logits, batch.label)
         to_deputy = self.deputy_learns * mutual_kl(deputy_logits, out.logits)

@@ -35,7 +35,7 @@ class DynamicServer(RosterServer):
 class DynamicSite(AnchoredSite, RosterSite):
     """Keeps its linear term, over alpha, as an `offset` of the anchor.
 
-    loss - <g, w> + alpha/2 |w - w_global|^2 is, but for a constant, loss + alpha/2 |w - w_global - g/alpha|^2.
+    loss - <g, w> + alpha/2 |w - w_global|^2 is, up to a constant, loss + alpha/2 |w - w_global - g/alpha|^2.
     """
 
     @property

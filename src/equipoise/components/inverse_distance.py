@@ -64,7 +64,7 @@ class InverseDistanceSite(SiteSide):
         return {"accuracy": float(confusion.trace() / confusion.sum())}
 
     def trained_logits(self, batch: Batch) -> Tensor:
-        """Logits (B, C) of the net as it is now."""
+        """Logits (B, C) of the current net."""
         return self.client.outputs(batch).logits
 
 

@@ -11,7 +11,7 @@ from equipoise.contract.component import Component
 class LocalNorm(Component):
     """Norm layers stay at each site, weights and statistics.
 
-    A site that has not trained yet is measured with these entries as they were first drawn or loaded.
+    A site that has not trained yet is measured with the initial or loaded values of these entries.
     """
 
     name: ClassVar[str] = "local-norm"

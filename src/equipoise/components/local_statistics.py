@@ -11,7 +11,7 @@ from equipoise.contract.component import Component
 class LocalStatistics(Component):
     """The running statistics of batch norm stay at each site.
 
-    A site that has not trained yet is measured with these entries as they were first drawn or loaded.
+    A site that has not trained yet is measured with the initial or loaded values of these entries.
     """
 
     name: ClassVar[str] = "local-statistics"

@@ -82,7 +82,8 @@ class Margins(Component):
 
     exponent: float = Field(0.25, ge=0, description="d of the difficulty in the margins; 0: class frequency alone")
     difficulty: Literal["federation", "none"] = Field(
-        "federation", description="whose class losses count; none: all classes are equally hard, and nothing is asked"
+        "federation",
+        description="whose class losses count; none: all classes are equally hard, and sites measure nothing",
     )
     difficulty_view: Literal["plain", "augmented", "cached"] = Field(
         "plain",

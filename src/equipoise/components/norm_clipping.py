@@ -35,7 +35,7 @@ class NormClippingServer(ServerSide):
         return weighted_mean_by_name(self.clipped(updates, shares), site_weights(updates, self.weighting))
 
     def shares(self, updates: Replies, part: list[str], fixed: float | None) -> list[float]:
-        """What is left of each site's update: 1 up to the largest length."""
+        """The remaining share of each site's update: 1 up to the largest length."""
         lengths = [self.length(reply, part) for reply in updates]
         largest = fixed if fixed is not None else self.options.multiple * median(lengths)
         return [largest / length if length > largest else 1.0 for length in lengths]

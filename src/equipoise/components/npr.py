@@ -1,4 +1,5 @@
-"""Features are held to prototypes of sub-clusters of each class, which a site finds among its images and keeps (NPR).
+"""Pull features towards prototypes of sub-clusters. Each site finds the sub-clusters of a class among its images and
+keeps them (NPR).
 
 `npr.weight` above 0 puts this component on any method. Its options are the table `npr` of every config.
 """
@@ -95,7 +96,7 @@ class NprSite(SiteSide):
         return self.clustered if self.options.classes == "present" else None
 
     def loss(self, batch: Batch, out: Any, loss: Tensor) -> Tensor:
-        """L_sup + lambda L_npr (Eq. 5), where L_sup is whatever the method minimises; or L_npr alone."""
+        """L_sup + lambda L_npr (Eq. 5), where L_sup is the method's loss; or L_npr alone."""
         pull = self.options.weight * self.pull(batch, out)
         return loss + pull if self.options.supervised else pull
 

@@ -36,7 +36,7 @@ class Prox(Component):
         return {"model", "net trains", "one training ask"}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return {} if self.mu else {"mu": "a weight of 0 leaves the loss as it is"}
+        return {} if self.mu else {"mu": "a weight of 0 leaves the loss unchanged"}
 
 
 COMPONENT = Prox

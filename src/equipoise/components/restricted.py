@@ -1,4 +1,4 @@
-"""Restricted softmax: a site scales down the logits of classes that it lacks, whatever its loss is (FedRS)."""
+"""Restricted softmax: a site scales down the logits of classes that it lacks, under any loss (FedRS)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Restricted(Component):
         return {"supervised", "all classes", "sites"}
 
     def lacks(self) -> AbstractSet[str]:
-        return set() if self.alpha else {"absent classes"}  # such a class's logit is 0, whatever its weights are
+        return set() if self.alpha else {"absent classes"}  # such a class's logit is 0 for any weights
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return dict.fromkeys(("alpha", "graded"), "alpha = 1 leaves all logits as they are") if self.alpha == 1 else {}
+        return dict.fromkeys(("alpha", "graded"), "alpha = 1 leaves all logits unchanged") if self.alpha == 1 else {}
 
 
 COMPONENT = Restricted

@@ -22,7 +22,7 @@ def by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy each value into its target, whatever their devices, types and layouts."""
+    """Copy each value into its target, across devices, types and layouts."""
     alike = [
         place
         for place, (target, value) in enumerate(zip(into, values, strict=True))

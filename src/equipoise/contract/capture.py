@@ -13,7 +13,7 @@ import torch
 def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what is issued within, on the current stream, which must not be the default one.
 
-    Unlike `torch.cuda.graph` it leaves cached memory where it is: whoever needs it next would have to wait for it.
+    Unlike `torch.cuda.graph` it leaves cached memory where it is: the next user of freed memory would have to wait.
     """
     torch.cuda.synchronize()
     graph.capture_begin(pool, capture_error_mode="thread_local")

@@ -1,6 +1,6 @@
 """The site side of a method: a workplace that serves one site after another.
 
-Whatever its hooks read is a declared tensor, allocated once in `build` and filled in place before each ask, so that the
+Every tensor that its hooks read is declared, allocated once in `build` and filled in place before each ask, so that the
 same code runs eagerly and inside a captured graph.
 """
 
@@ -39,7 +39,7 @@ class Batch(SimpleNamespace):
 class Client:
     """The site side of a method. Subclasses declare state in `build` and supply actions and hooks."""
 
-    #: {action: {reply entry: what it is}}: everything that leaves a site. Other entries are refused.
+    #: {action: {reply entry: its meaning}}: everything that leaves a site. Other entries are refused.
     discloses: ClassVar[dict[str, dict[str, str]]] = {}
     #: which models can be evaluated: "global" (the same everywhere) and "personal"
     views: ClassVar[tuple[str, ...]] = ("global",)

@@ -29,14 +29,14 @@ __all__ = [
     "variations",
 ]
 
-#: {action: {entry: what it is}}: what leaves a site
+#: {action: {entry: its meaning}}: what leaves a site
 Sheet = dict[str, dict[str, str]]
 
 
 class Options(Table):
     """The options of a method. They also say what the method is made of under these options."""
 
-    #: options that make the method what it is: that one has no effect is told even at its default
+    #: options that define the method: a run warns if one has no effect, even at its default
     distinctive: ClassVar[tuple[str, ...]] = ()
     #: settings, as for `--set`, under which a run of few rounds reaches all that it does, at the usual cost of a round
     in_short: ClassVar[tuple[str, ...]] = ()
@@ -99,11 +99,11 @@ class Component(Options):
         name: how users name it, and the prefix of its entries, actions and states
         paper: where the idea comes from
         stays: groups of the net (body, head, norm, statistics) that stay at the sites
-        rank: components act in this order, whatever order the user lists them in
+        rank: components act in this order, not in the order of the user's list
         flat: its entries and states carry no prefix
-        image_by_image: its part of the loss is a mean over images, and of the training images nothing but gradients and
-            `class_counts` reaches what it keeps or sends: so `privacy.epsilon` can hold
-        counts_epochs: sites are told which local epoch of the round comes next
+        image_by_image: its part of the loss is a mean over images, and it keeps or sends only gradients and
+        `class_counts` of training images: so `privacy.epsilon` can hold
+        counts_epochs: the server sends sites the number of the round's next local epoch
         defaults: config values that choosing it implies, unless the user sets them
         limit: options under which it changes no bit of a method that trains by plain cross entropy and weighs sites by
             size; empty where it has no such limit
@@ -122,7 +122,7 @@ class Component(Options):
     Server: ClassVar[type[ServerSide]] = ServerSide
 
     def fitted(self, lacks: AbstractSet[str], others: Sequence[Component]) -> Component:
-        """The component as it is on a method that lacks some words, beside other components."""
+        """The component's variant for a method that lacks some words, beside other components."""
         return self
 
     def gives(self) -> AbstractSet[str]:
@@ -133,7 +133,7 @@ class Component(Options):
         """What leaves a site because of this component, under these options."""
         return {}
 
-    def single_replies(self) -> str:  # a component that merges by sums says so
+    def single_replies(self) -> str:  # a component that merges by sums overrides this
         return "it merges what sites send in its own way" if "merge" in self.holds() else ""
 
     def views(self, views: tuple[str, ...]) -> tuple[str, ...]:

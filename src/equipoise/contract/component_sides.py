@@ -150,7 +150,7 @@ class SiteSide:
         raise NotImplementedError
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        """Logits of a view where `predicts` says so."""
+        """Logits of a view where `predicts` asks for it."""
         raise NotImplementedError
 
     def predicts(self, view: str) -> bool:

@@ -106,7 +106,7 @@ class ComposedClient(Composed, Client):
         return (yield from self._replies(side for side in self.sides.values() if side.options.asks_by_epoch))
 
     def _begin(self, message: Payload, first: Any) -> Generator[Work, Any, None]:
-        """Before a round's first epoch; before a later one, the net goes on as it was left."""
+        """Before a round's first epoch; before a later one, the net goes on unchanged."""
         if first:
             copy_entries(self.parked, self.carrier, self.shared)
             return

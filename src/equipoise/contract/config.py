@@ -194,7 +194,7 @@ class ComputeConfig(Table):
     workers: PositiveInt = Field(1, description="processes on a CPU; change no bit")
     threads: int = Field(1, ge=1, le=1024, description="threads of a process")
     precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of nets on a GPU; bf16: by autocast")
-    channels_last: bool = Field(False, description="how images lie in memory; kernels of our own need it")
+    channels_last: bool = Field(False, description="memory layout of images; Equipoise's kernels need channels_last")
     deterministic: bool = Field(True, description="deterministic GPU kernels")
     slots: int = Field(0, ge=0, description="models in training at a time on a GPU; 0: as many as fit")
     capture: bool = Field(True, description="replay captured steps on a GPU")

@@ -20,7 +20,7 @@ class _Declared:
     role: Role
     tensors: Tensors
     remembered: bool
-    """Whether an ask without a value of its own starts from the first value; otherwise from NaN."""
+    """Whether an ask that brings no value starts from the first value; otherwise from NaN."""
     initial: Tensors = field(default_factory=dict)
 
 
@@ -32,8 +32,8 @@ class DeclaredTensors:
         self._entries: dict[str, _Declared] = {}
 
     def add(self, role: Role, name: str, target: Tensor | nn.Module, entries: Iterable[str] | None = None) -> None:
-        """Declare a tensor, or entries of a module (all by default). A module has a value of its own only where it is
-        kept, a tensor wherever it is not received."""
+        """Declare a tensor, or entries of a module (all by default). A kept module has a separate value. So has every
+        tensor that is not received."""
         if name in self._entries:
             raise TypeError(f"{self.owner} declares '{name}' twice")
         if isinstance(target, nn.Module):

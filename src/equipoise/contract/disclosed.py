@@ -47,7 +47,7 @@ def rule_of(entry: str) -> Rule | None:
 
 
 def below_the_limit(entry: str) -> str:
-    """What becomes of an entry below `privacy.least`, in words; empty: it is sent as it is."""
+    """What becomes of an entry below `privacy.least`, in words; empty: it is sent unchanged."""
     rule = rule_of(entry)
     return "" if rule is None else RULES[rule]
 

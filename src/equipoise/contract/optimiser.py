@@ -18,7 +18,7 @@ class Optimiser:
 
     `models` names the model that each parameter belongs to, where they belong to several: clipping couples none.
     `rows` are the positions of parameters with a row for each class, and `class_counts` (C,) the site's images of each:
-    where the config says so, weight decay spares the rows of classes without any.
+    if the config asks for it, weight decay spares the rows of classes without images.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class PrivateSteps:
 
 
 def noisy_counts(counts: Tensor, deviation: float, key: int, site: str) -> Tensor:
-    """Numbers of images by class (C,), with noise that is the same as long as they are; never below zero."""
+    """Numbers of images by class (C,), with noise that changes only when the numbers do; never below zero."""
     randomness = generator("cpu", key, "noise of counts", site, *map(int, counts.tolist()))
     noise = torch.randn(counts.shape, generator=randomness, dtype=torch.float64)
     return (counts.cpu().double() + deviation * noise).round().clamp(min=0).to(counts)

@@ -132,7 +132,7 @@ class Replies(Sequence[Reply]):
 
 
 class Sums(Replies):
-    """What sites sent, added up: `whole` holds sums and means, and nobody can read one site's reply."""
+    """What sites sent, added up: `whole` holds sums and means, and the server cannot read a single site's reply."""
 
     def __init__(self, whole: Mapping[str, Value], sites: Sequence[str], missing: Mapping[str, str] | None = None):
         super().__init__([], missing)

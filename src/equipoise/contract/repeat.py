@@ -69,8 +69,8 @@ class Repeated:
 
 @contextmanager
 def _spare_default_generator() -> Iterator[None]:
-    """Let a recording take hold of a default random stream that nobody uses: a replay touches it, and the one that is
-    there belongs to a slot that may be at work."""
+    """Give a recording an unused default random stream. Replays touch it, and the present stream may belong to a
+    working slot."""
     default = torch.cuda.default_generators[torch.cuda.current_device()]
     present = default.graphsafe_get_state()
     default.graphsafe_set_state(default.clone_state())

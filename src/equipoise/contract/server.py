@@ -42,7 +42,7 @@ class State:
         return name in self.values
 
     def snapshot(self) -> dict[str, Value]:
-        """The state as it is now."""
+        """The current state."""
         return dict(self.values)
 
     def check(self) -> None:
@@ -77,7 +77,7 @@ class Server:
         self.setup()
 
     def setup(self) -> None:
-        """Set the first state, before any site is asked."""
+        """Set the first state, before the first ask."""
 
     def start(self, roster: Sequence[str]) -> Conversation:
         """Gather once what must be known before the first round."""

@@ -65,7 +65,7 @@ class Setting:
         return self.config.compute.precision == "bf16" and self.device.type == "cuda"
 
     def precision(self, full: bool = False) -> torch.autocast:
-        """The context in which nets run; with `full` they run in float32 whatever the config asks for."""
+        """The context in which nets run; with `full` they run in float32 under any config."""
         return torch.autocast(self.device.type, torch.bfloat16, self.autocasts and not full, cache_enabled=False)
 
     def new_net(self) -> Net:

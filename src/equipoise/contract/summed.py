@@ -1,6 +1,6 @@
 """Marks for entries of replies that servers only ever add up, by which secure sums (`privacy.secure_sums`) work.
 
-A marked entry says how sites are added: as they are, as a mean over sites, or as a mean over the sites that have a
+A marked entry says how sites are added: as a plain sum, as a mean over sites, or as a mean over the sites that have a
 class. With secure sums the server sees the sum alone. So a method whose sheet has an entry without a mark is refused.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.contract.protocol import Payload, Value, flatten, unflatten
 from equipoise.sums import Layout, Term, term
 
-#: added: as they are; mean: weighed by the reply's `examples`, or alike where train.aggregation is "uniform";
+#: added: a plain sum; mean: weighed by the reply's `examples`, or alike where train.aggregation is "uniform";
 #: by_class: rows of classes, each weighed by the site's number of images of the class, or alike
 Kind = Literal["added", "mean", "by_class"]
 

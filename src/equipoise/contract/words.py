@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = {
     "image labels": "one label for each image",
     "pooled features": "one vector of features for each image",
     "masks": "a mask for each image",
-    "sites": "several sites, each with images of its own",
+    "sites": "several sites, each with its images",
     "absent classes": "that the loss trains the weights of classes which a site lacks",
     "norm layers": "norm layers in the net",
     "batch norm": "batch-norm layers in the net",

@@ -1,8 +1,8 @@
 """The engine's side of a client: which tensors it declared, how it can train, and which ask it serves.
 
-A client is a workplace that serves one site after another: before each ask the engine fills every declared tensor in
-place, and afterwards it drops whatever was not declared. Few methods need anything of this: the round and the site
-that it serves, precision, `descend` in a step of their own, and how many batches and views of an image a step takes.
+A client is a workplace that serves one site after another. Before each ask the engine fills every declared tensor in
+place; afterwards it drops all other tensors. Few methods need this module. It holds the current round and site,
+precision, `descend` for a custom step, and how many batches and views of an image a step takes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Workplace:
         after_step: what components do after the parameters moved
         ready: renews what the model just trained needs to predict, before it is measured; rolled back afterwards
         head_gives_logits: whether the net's last layer has a row for each class
-        private: makes the gradients of steps differentially private; None: they are as they are
+        private: makes the gradients of steps differentially private; None: ordinary gradients
     """
 
     def __init__(self, client: Client):
@@ -102,7 +102,7 @@ class Workplace:
         return class_rows(module, self.client.num_classes) if self.head_gives_logits else ()
 
     def settle(self) -> None:
-        """Refuse tensors that nobody declared, and note first values."""
+        """Refuse tensors without a declaration, and note first values."""
         for holder in self.holders:
             self._declared.check(vars(holder))
         self._declared.remember()
@@ -124,7 +124,7 @@ class Workplace:
         self._declared.fill(message, kept)
 
     def end(self) -> None:
-        """Forget whatever was not declared, as a site in another process would."""
+        """Forget all undeclared attributes, as a site in another process would."""
         for holder, attributes in zip(self.holders, self._fixed, strict=True):
             vars(holder).clear()
             vars(holder).update(attributes)
@@ -143,7 +143,7 @@ class Workplace:
             yield from (value for value in vars(holder).values() if isinstance(value, nn.Module))
 
     def set_mode(self, training: bool, norm: str = "train") -> None:
-        """Training or eval mode; norm layers keep to eval when the phase says so, references always."""
+        """Training or eval mode; norm layers stay in eval mode if the phase asks for it, references always."""
         self.norm_mode = norm
         for module in self.modules():
             module.train(training and module not in self.references)
@@ -171,7 +171,7 @@ class Workplace:
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """Nets run in float32 within, whatever the config asks for."""
+        """Nets run in float32 within, under any config."""
         outside, self._full_precision = self._full_precision, True
         try:
             yield

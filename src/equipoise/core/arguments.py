@@ -21,7 +21,7 @@ def check_shape(argument: str, shape: Sequence[int], expected: Sequence[int]) ->
 
 
 def whole_numbers(argument: str, values: ArrayLike) -> NDArray[np.int64]:
-    """Whole numbers (n,), of whatever type they come in; refused where they are none."""
+    """Whole numbers (n,), of any number type; other values are refused."""
     given = np.asarray(values).ravel()
     if not given.size:
         return np.empty(0, dtype=np.int64)

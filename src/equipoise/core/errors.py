@@ -26,7 +26,7 @@ def is_users(problem: BaseException) -> bool:
 
 
 def is_memory(problem: BaseException) -> bool:
-    """Whether memory has run out, on the machine or on a device; torch has no type of its own for the former."""
+    """Whether memory has run out, on the machine or on a device; torch has no exception type for the former."""
     told = ("not enough memory", "out of memory", "can't allocate memory")
     return isinstance(problem, MemoryError) or (
         isinstance(problem, RuntimeError) and any(text in str(problem) for text in told)

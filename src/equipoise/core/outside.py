@@ -31,7 +31,7 @@ def is_outside(name: str) -> bool:
 
 
 def short_name(name: str) -> str:
-    """The name of a table of settings, or of a folder, for something from outside; other names stay as they are.
+    """The name of a table of settings, or of a folder, for something from outside; other names stay unchanged.
 
     >>> short_name("methods/my_method.py"), short_name("lab.methods:FedMine"), short_name("python:FedMine-1a2b3c4d")
     ('my-method', 'fedmine', 'fedmine')
@@ -133,7 +133,7 @@ def code_digest(*objects: Any) -> str:
 
 
 def _told(given: Any) -> Iterator[str]:
-    """What makes an object what it is, in texts that are the same in every process."""
+    """Texts that identify an object's content; they are the same in every process."""
     try:
         yield inspect.getsource(given)
         return

@@ -58,7 +58,7 @@ def _built_in(kind: str) -> frozenset[str]:
 
 @cache
 def _entries(kind: str) -> dict[str, EntryPoint]:
-    """The entry points of a kind; names that are built in stay what they are."""
+    """The entry points of a kind; built-in names keep their meaning."""
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind]) if entry.name not in _built_in(kind)}
 
 
@@ -127,7 +127,7 @@ def named(given: Any, *code: Any, home: Any = None, title: str = "") -> str:
     An object that a module holds gets a name that every process can look up. All others are known to this process.
 
     Args:
-        code: functions and classes that make the object what it is; by default the object itself
+        code: functions and classes that define the object; by default the object itself
         home: what tells the object's module; by default the first of them
         title: what the object is called; by default its own name
     """
@@ -145,5 +145,5 @@ def check_unchanged(now: Plugin, recorded: str) -> None:
     if now.digest != recorded:
         raise UserError(
             f"the {now.kind} {now.name} has changed: its hash is {now.digest[:12]}, and the config records "
-            f"{recorded[:12]}; put its file back, or take the table [plugins] out of the config to run it as it is now"
+            f"{recorded[:12]}; restore its file, or remove the table [plugins] from the config to run the changed file"
         )

@@ -1,4 +1,4 @@
-"""What users wrote, as a table of settings: a mistake is told by its place and value."""
+"""Check users' tables of settings; an error names the place and value of a mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_VALUE = 80
 
 
 def validated(model: type[T], raw: Any, where: str) -> T:
-    """`raw` as a table of this model; a mistake is told by its place and value."""
+    """`raw` as a table of this model; an error names the place and value of a mistake."""
     try:
         return model.model_validate(raw)
     except ValidationError as problem:
@@ -39,7 +39,7 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         if close or elsewhere:
             return f"unknown key; did you mean '{close or elsewhere}'?"
         return "unknown key" + (f"; known are {', '.join(known)}" if known else ": there are no settings here")
-    if error["type"] == "too_short" and error["input"]:  # what was given is told to be wrong elsewhere
+    if error["type"] == "too_short" and error["input"]:  # another error names the wrong items
         return "nothing of it can be used"
     if error["type"] == "tuple_type" and isinstance(error["input"], dict):
         return f"expected a list of tables: [[{error['loc'][-1]}]]"
@@ -60,7 +60,7 @@ def _keys_beside(model: type[BaseModel], place: Sequence[str | int]) -> list[str
             table = next(
                 kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
             )
-    # `methods` is where the tables of methods are put together: nobody writes it.
+    # `methods` is where the tables of methods are put together; users never write it.
     return [field.alias or name for name, field in table.model_fields.items() if name != "methods"]
 
 

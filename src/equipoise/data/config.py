@@ -32,9 +32,7 @@ class PhantomConfig(Table):
         description="own: validation and test images are of a site's own classes; any: of all classes",
         json_schema_extra=LATER,
     )
-    cohort: int = Field(
-        default=0, ge=0, le=MOST_IMAGES, description="images of an unseen cohort from a scanner of its own"
-    )
+    cohort: int = Field(default=0, ge=0, le=MOST_IMAGES, description="images of an unseen cohort from another scanner")
     masks: bool = Field(
         default=False,
         description="images have masks of skin, lesion and ulcer instead of a class: for segmentation",

@@ -44,7 +44,7 @@ def windowed(content: bytes, window: Window | None = None, frame: int | None = N
         frame: which of several, from 0
 
     Raises:
-        ValueError: for files of several frames where none is asked for, and for colours of more than 8 bits
+        ValueError: for files of several frames without a chosen frame, and for colours of more than 8 bits
     """
     file = _read(io.BytesIO(content))
     if frame is None and frames(file) > 1:
@@ -66,7 +66,7 @@ def windowed(content: bytes, window: Window | None = None, frame: int | None = N
 
 
 def stored_values(content: bytes, frame: int | None = None) -> np.ndarray:
-    """The pixels of one grey image as they are stored (H, W): for masks."""
+    """The stored pixels of one grey image (H, W): for masks."""
     return _package("pydicom.pixels").pixel_array(_read(io.BytesIO(content)), index=frame or 0)
 
 

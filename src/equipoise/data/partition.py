@@ -176,7 +176,7 @@ def _random(seed: int) -> RandomState:
 
 
 def _shares(random: RandomState, alpha: float, num_sites: int) -> NDArray[np.float64]:
-    """One draw (sites,) from a Dirichlet distribution. A single site has it all, whatever a tiny alpha draws."""
+    """One draw (sites,) from a Dirichlet distribution. A single site gets all images, even under a tiny alpha."""
     drawn = random.dirichlet([alpha] * num_sites)
     return drawn if num_sites > 1 else np.ones(1)
 

@@ -101,7 +101,7 @@ def store_folder(config: DataConfig) -> Path:
 
 
 def _kind_and_argument(name: str) -> tuple[str, str]:
-    """What a source is called in folders, and the path that is told apart there; that of a plug-in is its name."""
+    """What a source is called in folders, and the path that its folder's digest covers; for a plug-in, its name."""
     if is_plugin("source", name):
         return short_name(name), name
     kind, _, argument = name.partition(":")

@@ -28,7 +28,7 @@ def check_classes(index: StoreIndex, chosen: np.ndarray) -> None:
 
 
 def missing_training(federation: Federation) -> list[str]:
-    """A warning about the classes that nobody can train on, if any."""
+    """A warning about classes without training images, if any."""
     absent = [name for name, count in zip(federation.classes, federation.class_counts()) if count == 0]
     what = "training image of class" if federation.task == "classification" else "training pixel of structure"
     return [f"no {what} {', '.join(absent)} at any site"] if absent else []
@@ -62,7 +62,7 @@ def classes_of_one_site(federation: Federation) -> list[str]:
 def scarce_classes(federation: Federation) -> list[str]:
     """A warning about the classes of which the whole federation trains on one image, or validates or tests on none.
 
-    A part that is empty altogether says nothing of a class; a class without training images is told elsewhere.
+    An empty part says nothing of a class. Another warning names classes without training images.
     """
     unit = "image" if federation.task == "classification" else "pixel"
     train, valid, test = (federation.class_counts(part) for part in PARTS)

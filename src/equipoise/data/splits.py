@@ -43,7 +43,7 @@ def grouped_folds(strata: np.ndarray, groups: Sequence[str] | np.ndarray, folds:
     """
     _, stratum = np.unique(np.asarray(strata), return_inverse=True)
     counts = np.bincount(stratum)
-    rank = (np.arange(folds)[:, None] + np.arange(len(counts))) % folds  # what is left over goes to folds in turn
+    rank = (np.arange(folds)[:, None] + np.arange(len(counts))) % folds  # the remainder goes to folds in turn
     need = (counts // folds + (rank < counts % folds)).astype(float)
     return _shared_out(stratum, groups, need, seed)
 
@@ -132,7 +132,7 @@ def stratified_sample(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     sizes = np.bincount(labels)
     each = (sizes > 0).astype(np.int64) * int(count >= (sizes > 0).sum())
-    # Shares of what is left of each class never ask for more than there is.
+    # Shares of each class's remainder never exceed the remainder.
     quota = each + _largest_remainders(sizes - each, count - int(each.sum()))
     kept = [shuffled[labels[shuffled] == label][:number] for label, number in enumerate(quota)]
     return np.sort(np.concatenate(kept))

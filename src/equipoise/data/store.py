@@ -80,7 +80,8 @@ class StoreIndex:
         return np.searchsorted(self.rows, rows)
 
     def warnings(self, with_names: bool = True) -> list[str]:
-        """What a user should know of these images. Names of files may name patients: a server is told without them."""
+        """What a user should know of these images. Names of files may name patients, so a server gets the warning
+        without them."""
         left_out, others = self.facts.get("left_out", ()), self.facts.get("warnings", ())
         if not left_out:
             return list(others)

@@ -90,7 +90,7 @@ class Engine:
     # ---- a round --------------------------------------------------------------------------------
 
     def begin(self, round_number: int, attempt: int) -> None:
-        """Start a round anew: nothing is pending, nobody has failed."""
+        """Start a round anew: nothing is pending, no site has failed."""
         self._round, self._attempt, self._index = round_number, attempt, 0
         self.states.rollback()
         self.failed, self.facts, self.measures, self.entries, self.notes = {}, {}, {}, {}, {}
@@ -268,7 +268,7 @@ class Engine:
         facts["sent"] += sent
         facts["received"] += outcome.facts.pop("received", None) or payload_bytes(ask.message(site))
         facts["seconds"] += outcome.facts.pop("seconds", 0.0)
-        if self.summer is None:  # else a site tells nothing of its own training
+        if self.summer is None:  # else a site tells nothing of its training
             _add_training(facts, outcome.facts)
         shrunk = sent / max(sum(sizes.values()), 1)  # by half precision on the way
         self.entries.setdefault(site, Counter()).update({name: round(size * shrunk) for name, size in sizes.items()})
@@ -290,7 +290,7 @@ class Engine:
         return self._without(replies, ask, {site: _difference(own, expected) for site, own in signatures.items()})
 
     def _own_problem(self, reply: Reply, ask: Ask) -> str | None:
-        """What is wrong with a reply, whatever the others are like."""
+        """What is wrong with a reply, judged without the others."""
         undeclared = reply.payload.keys() - self.client.discloses.get(ask.action, {}).keys()
         if undeclared:
             return f"'{min(undeclared)}' is not on the method's disclosure sheet"
@@ -312,7 +312,7 @@ def shared_part(message: Mapping[str, Value | PerSite]) -> Payload:
     return {name: value for name, value in message.items() if not isinstance(value, PerSite)}
 
 
-#: in place of a shape: sites differ, and nobody can tell who is right
+#: in place of a shape: sites differ without a majority
 DISPUTED = "disputed"
 
 #: what a site tells of its training in one ask
@@ -330,8 +330,8 @@ def _add_training(facts: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _expected(signatures: Mapping[str, dict[str, Any]], ask: Ask) -> dict[str, Any]:
-    """What a reply should look like: entries that were sent come back in the same shape; every entry is otherwise as
-    most sites have it, among those that do not contradict the message.
+    """What a reply should look like. Entries that were sent come back in the same shape. All others are like those of
+    most sites, among those that do not contradict the message.
 
     An entry on which no more than half of them agree (two sites that differ, say) is in dispute.
     """

@@ -68,7 +68,7 @@ class WarmUp:
             with torch.cuda.stream(self.stream):
                 for _ in range(LATER_WARM_UP_STEPS if key in self.known else FIRST_WARM_UP_STEPS):
                     step()
-        finally:  # whatever comes next waits for what was issued
+        finally:  # later work waits for the issued work
             torch.cuda.current_stream().wait_stream(self.stream)
         self.known.add(key)
 
@@ -92,7 +92,7 @@ class CapturedSteps:
         self.generator.manual_seed(value)
 
     def use_generator(self) -> None:
-        """Make this slot's random stream the default of whatever runs next."""
+        """Make this slot's random stream the default for the work that follows."""
         torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(self.generator)
 
     def __call__(self, client: Client, phase: str, batches: list[Batch], loss_sum: Tensor) -> None:
@@ -230,8 +230,8 @@ class Cohort:
     ) -> Slot | None:
         """A slot for the first of those waiting, if one is free or fits.
 
-        A site takes the slot that it had before, where its short last batch may be captured; else one that nobody
-        else who waits had.
+        A site takes the slot that it had before, where its short last batch may be captured; else one that no other
+        waiting site had.
         """
         free = [slot for slot in self.slots if all(slot is not busy for busy, _, _ in active)]
         own, *others = [self.homes.get(request.site) for _, request in waiting]

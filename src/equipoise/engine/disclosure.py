@@ -1,4 +1,4 @@
-"""Everything that leaves a site: the replies that a method declares, and what every run needs or may be told."""
+"""Everything that leaves a site: the replies that a method declares, and what every run needs or may learn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DESCRIBE = "describe"
 COUNTS = "counts"
 PROGRESS = "progress"
 
-#: {action: {entry: what it is}}
+#: {action: {entry: its meaning}}
 Sheet = dict[str, dict[str, str]]
 
 #: what every run needs besides the method's own replies

@@ -31,7 +31,7 @@ Reports = Callable[[str, str], bool]
 
 @dataclass
 class Score:
-    """The measured counts of one model on one part of one site's images, and what comes of them."""
+    """The measured counts of one model on one part of one site's images, and the metrics from these counts."""
 
     site: str
     view: str

@@ -73,7 +73,7 @@ def _card(run: Path, site: str | None, predictor: Predictor) -> dict[str, Any]:
         "method": predictor.config.method,
         "net": predictor.config.net.name,
         "run": predictor.config.run_name,
-        "data": data.name.partition(":")[0],  # without the path of a manifest, which is nobody else's concern
+        "data": data.name.partition(":")[0],  # without the path of a manifest, which is private
         "scores": [
             {"part": result["part"], "scope": result["scope"], "round": result["round"], **result["metrics"]}
             for result in tested
@@ -127,7 +127,7 @@ WRITERS = {".pt2": _write_program, ".onnx": _write_onnx}
 def _examples(predictor: Predictor) -> list[tuple[Tensor, Tensor]]:
     """Images, one and several at once, with the run's model's probabilities.
 
-    To be asked before the predictor is traced, which leaves tensors without numbers in what it caches.
+    Call this before tracing the predictor: tracing leaves tensors without numbers in its caches.
     """
     batches = [_noise(predictor, count) for count in (1, 5)]
     return [(pixels, probabilities_of(predictor, pixels)) for pixels in batches]

@@ -83,7 +83,7 @@ class LocalEngine(Engine):
         return name in self._names
 
     def begin(self, round_number: int, attempt: int) -> None:
-        """Start a round anew: nothing is pending, nobody has failed, no reply lies about."""
+        """Start a round anew: nothing is pending, no site has failed, no reply is left."""
         super().begin(round_number, attempt)
         shutil.rmtree(self.exchange, ignore_errors=True)
 

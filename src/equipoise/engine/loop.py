@@ -119,7 +119,7 @@ class Run:
             self.server = self.method.server_class(self.config)(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
             self.selection = Selection(self.config, self.evaluator.deciding_view())
-            # Whatever is wrong with the settings has shown by now: from here on the folder is written.
+            # All errors in the settings have shown by now: from here on the folder is written.
             with claimed_folder(self.folder), self.tenancy():
                 latest = self._open(resume)
                 if latest:
@@ -140,7 +140,7 @@ class Run:
     # ---- beginning ---------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """What can be said to be wrong before anything is written."""
+        """Check what can be checked before anything is written."""
         if not self.sites:
             few = f" of a class in at least privacy.least = {told}" if (told := self.config.privacy.limit) > 1 else ""
             raise UserError(f"{self.federation.name}: no site has training images{few}")

@@ -1,5 +1,5 @@
-"""Where a run begins: at the start, or after the last checkpoint of its folder if that is of the same run; and what is
-told of it then.
+"""Where a run begins: at the start, or after its folder's last checkpoint of the same run. Its opening warnings are
+here, too.
 
 A folder with a run in it is never overwritten unasked.
 """
@@ -106,7 +106,7 @@ def _changes(folder: Path, config: Config) -> str:
     return f": {', '.join(changes)}" if changes else ""
 
 
-# ---- what is told of a run at its start ---------------------------------------------------------------------------
+# ---- warnings at a run's start ------------------------------------------------------------------------------------
 
 
 def class_counts(site: Site, num_classes: int, least: int = 0) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def ineffective(setting: Setting, method: Method, tested: Sequence[str], judged:
     if config.evaluation.select == "site" and judged == "global":
         yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
     if config.evaluation.trained_test and not tested:
-        yield "evaluation.trained_test = True has no effect: no training site has test images of its own"
+        yield "evaluation.trained_test = True has no effect: no training site has separate test images"
 
 
 def _replaced(setting: Setting, components: Sequence[Component]) -> dict[str, str]:

@@ -167,7 +167,7 @@ def _checksum(tensors: Mapping[str, Tensor], plain: str) -> str:
 
 
 def _read(file: Any, name: str) -> Tensor:
-    """A tensor of an open file, in memory of its own.
+    """A tensor of an open file, copied to separate memory.
 
     The file's own bytes lie at any address, and some products of matrices round differently there: a resumed run would
     part from an undisturbed one.
@@ -192,7 +192,7 @@ class _Entries(Mapping[str, Tensor]):
 
 
 class SpilledPayload(Mapping[str, Any]):
-    """A payload that lies in a file; tensors are read when they are asked for."""
+    """A payload that lies in a file; tensors are read at their first use."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -1,4 +1,5 @@
-"""Differential privacy of a run: which runs can have it, how much noise keeps to `privacy.epsilon`, what is told of it.
+"""Differential privacy of a run: which runs can have it, how much noise keeps to `privacy.epsilon`, and what reports
+state.
 
 Two images are neighbours of a data set each with and without them. Every image is in one part of one site, so a site's
 epsilon is that of its training images or of its validation and test images, whichever is larger.
@@ -28,7 +29,7 @@ from equipoise.metrics import METRICS, metric_of
 
 #: models of a site that a round measures at most: global, personal
 VIEWS = 2
-#: noise is not taken below this, whatever epsilon would allow; below it, accounting takes long
+#: smallest noise, even if epsilon would allow less; below it, accounting takes long
 LEAST_NOISE = 0.5
 #: privacy losses are rounded up to multiples of this
 INTERVAL = 1e-3
@@ -158,7 +159,7 @@ class PrivateSite:
 
     Attributes:
         key: of the noise: the run's seed in a simulation, the site's secret at a hospital
-        occasion: the message that is answered, at a hospital; two messages never get the same noise
+        occasion: at a hospital, the message that the site answers; two messages never get the same noise
     """
 
     def __init__(self, setting: Setting):

@@ -1,7 +1,7 @@
 """What a run reports: which round of a view at a site, and scores put together.
 
-Rounds are measured on the same images, so that only their mean makes sense; sites hold images of their own, and counts
-of these add up. Scores are as `Task.summary` gives them: `metrics`, `recall`, `confusion` and `n`, and `by_class` where
+Rounds are measured on the same images, so that only their mean makes sense. Sites hold different images, so their
+counts add up. Scores are as `Task.summary` gives them: `metrics`, `recall`, `confusion` and `n`, and `by_class` where
 a task has further numbers of each class.
 """
 

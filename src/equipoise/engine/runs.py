@@ -31,8 +31,8 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     """A config from a preset or file, with top-level values and `key=value` settings over it.
 
     A method's table may hold defaults for that method alone: under `[fednpr.npr]`, FedNPR gets a weight that the
-    methods it is compared with do not. All options of the method are in the config, so that it says what will be run
-    whatever the defaults of another version are.
+    methods it is compared with do not. All options of the method are in the config, so that it states the run even if
+    another version has other defaults.
 
     Args:
         where: what to call the config in messages
@@ -54,7 +54,7 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     options |= {component.name: written(component) for component in parts}
     tables = config.methods | {key: table for key, table in options.items() if table}
     config = config.model_copy(update={"methods": dict(sorted(tables.items())), "plugins": _hashes(config)})
-    get_method(name).components_of(config)  # what does not fit together is told here, before anything is written
+    get_method(name).components_of(config)  # settings that do not fit together fail here, before anything is written
     if is_plugin("metric", config.evaluation.metric):
         metric_of(config.evaluation.metric)
     return config
@@ -76,7 +76,7 @@ class Planned:
 
 
 def refuse_idle_parts(config: Config) -> None:
-    """Refuse a run in which what makes its method or component what it is cannot act."""
+    """Refuse a run in which the defining part of its method or component cannot act."""
     added = [component_of(name, config) for name in config.components]
     parts = [(config.method, get_method(config.method).options_of(config))]
     for where, part in (*parts, *((component.name, component) for component in added)):
@@ -194,7 +194,7 @@ def choose_device(wanted: str) -> str:
             raise UserError(
                 f"compute.device = {wanted!r}, but this machine has {torch.cuda.device_count()} usable GPUs"
             )
-        torch.cuda.set_device(device)  # streams, captures and kernels of our own go to the current one
+        torch.cuda.set_device(device)  # streams, captures and Equipoise's kernels go to the current one
     return wanted
 
 
@@ -237,7 +237,7 @@ def with_encoder(
 ) -> tuple[Config, Federation]:
     """The config with its encoder pinned down, and the federation with that encoder's features for images.
 
-    Without a frozen encoder both stay as they are.
+    Without a frozen encoder both stay unchanged.
     """
     if not config.net.frozen or federation.features is not None:
         return config, federation

@@ -20,7 +20,7 @@ class Selection:
     A mean over fewer places may be higher just because a hard one is missing. So of the rounds only those compete that
     were measured everywhere, or, where none was, those that were measured at most places.
 
-    `kept` are test scores that nobody can measure at the end, since the models are gone: one list for each of the last
+    `kept` are test scores that cannot be measured at the end, since the models are gone: one list for each of the last
     rounds where their mean is reported, else one list of the scores right after training in the rounds that stand.
     """
 

@@ -169,7 +169,7 @@ class Slot:
                 continue  # and it takes no random stream: later work draws as if it had not been yielded
             self._work += 1
             if isinstance(work, Train):
-                # Other work does not count: what is looked up before leaves the masks of training as they are.
+                # Other work does not count: looking up statistics before training leaves its dropout masks unchanged.
                 self.run_step.seed(client.workplace.stream("dropout", self._index, self._trainings))
                 self._trainings += 1
                 yield from train(client, data["train"], self.augmentation, work, self._progress, self.run_step)
@@ -187,7 +187,7 @@ class Slot:
         raise TypeError(f"{type(self.client).__name__} yielded {work!r}, which is no work")
 
     def _settle(self) -> Generator[None, None, None]:
-        """Let other slots work until this one's results are there: reading them then stalls nobody."""
+        """Let other slots work until this one's results are there: reading them then stalls no slot."""
         if self.client.setting.device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
@@ -212,8 +212,7 @@ class Slot:
         return measures
 
     def counted(self, request: Request, view: str, part: str, seen: Tensors, split: Split) -> Tensors:
-        """The counts of what was seen of the images of a part, as far as they may be told; with each image's `scores`
-        where asked for."""
+        """The counts of a part's predictions, as far as privacy allows; with each image's `scores` if requested."""
         task, least = self.client.setting.task, self.client.setting.config.privacy.limit
         if least > 1:
             told = task.told(split, least)

@@ -1,6 +1,6 @@
 """What sites keep between asks, as immutable versions: a round commits them or rolls them back.
 
-Versions lie in memory up to a budget and on disk beyond it; a checkpoint puts on disk whatever it refers to.
+Versions lie in memory up to a budget and on disk beyond it; a checkpoint puts on disk all versions that it refers to.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Versions:
         self.committed, self.pending = dict(manifest), {}
 
     def check(self, manifest: Mapping[str, str]) -> None:
-        """Find out whether the versions of a manifest can be read, as far as they are here."""
+        """Find out whether the versions of a manifest that lie here can be read."""
 
     def collect(self, manifests: Iterable[Mapping[str, str]]) -> None:
         """Let go of versions that neither a retained checkpoint nor the present state refers to."""

@@ -1,6 +1,6 @@
 """Secure sums as every engine sees them: a site's reply and measurements as one vector, and the sum as one reply.
 
-In the simulation this machine adds the vectors as they are. Between hospitals each vector travels under masks that
+In the simulation this machine adds the plain vectors. Between hospitals each vector travels under masks that
 cancel in the sum (`equipoise.hospitals.masks`). Both add the same integers, and so give the same bits.
 """
 
@@ -17,7 +17,7 @@ from equipoise.contract.summed import terms_of, whole_of
 from equipoise.engine.slot import EVALUATE, Request
 from equipoise.sums import Term, decoded, encoded, layout_of, layout_text, read_layout, term
 
-#: the name under which scores of all sites together are told
+#: the name of the scores of all sites together
 ALL_SITES = "all sites"
 #: the columns of measured counts
 MEASURED = "measured "

@@ -1,7 +1,7 @@
 """Small sites measured together: one batch holds the images of several sites, where all have the same model.
 
-A net in eval mode gives an image the same logits to the bit whatever else is in its batch, except where it is alone:
-matrices of one row have kernels of their own. So a part of one image keeps a batch to itself.
+A net in eval mode gives an image the same logits to the bit in any batch of two or more. Matrices of one row use
+different kernels. So a part of one image keeps a batch to itself.
 """
 
 from __future__ import annotations

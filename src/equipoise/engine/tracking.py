@@ -1,6 +1,6 @@
 """Trackers of runs, TensorBoard and MLflow: observers that hand on a run's figures.
 
-They need the extra `track`, of which nothing is imported unless a tracker is asked for.
+They need the extra `track`. Its packages are imported only if a run names a tracker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 Event = Mapping[str, Any]
 
 
-# ---- what is told -------------------------------------------------------------------------------------------------
+# ---- tracked values ------------------------------------------------------------------------------------------------
 
 
 def figures(event: str, fields: Event) -> dict[str, float]:
@@ -58,7 +58,7 @@ def figures(event: str, fields: Event) -> dict[str, float]:
 
 
 def step_of(event: str, fields: Event, last: int) -> int:
-    """The round that an event belongs to: its own, or, of what is told at the end, the last."""
+    """The round of an event; for the events at a run's end, the last round."""
     return fields["round"] if event in ("round", "evaluation") else last
 
 
@@ -111,7 +111,7 @@ class TensorBoardWriter:
         self.writer.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
 
     def go_on(self, number: int) -> bool:
-        """Rounds that are repeated no longer show as they were."""
+        """Repeated rounds replace their earlier values."""
         there = self.folder.is_dir()
         if there:
             self._open(number + 1)
@@ -134,7 +134,7 @@ class TensorBoardWriter:
 class MLflowWriter:
     """A run of MLflow, where MLflow's own settings say; a note in the run's folder tells which, for when it is resumed.
 
-    MLflow's active run belongs to a thread, and each tracker has one of its own.
+    MLflow's active run belongs to a thread, and each tracker has a separate thread.
     """
 
     def __init__(self, folder: Path):
@@ -207,7 +207,7 @@ def check_trackers(names: Sequence[str]) -> list[str]:
 
 
 class Tracker:
-    """Watches a run for one writer, which it serves in a thread of its own: a slow server does not hold the run up.
+    """Watches a run for one writer, which it serves in a separate thread: a slow server does not hold the run up.
 
     A writer that fails is given up, with a warning, and the run goes on.
     """
@@ -233,7 +233,7 @@ class Tracker:
             self._post(partial(self._writer.log, numbers, self._round))
 
     def _go_on(self, told: bytes, number: int) -> None:
-        """Go on with what the writer has of the run; a writer that has nothing is told what happened so far."""
+        """Go on with what the writer has of the run; a writer that has nothing gets all events so far."""
         if self._writer.go_on(number):
             return
         past: list[Event] = list(events_in(told))
@@ -243,7 +243,7 @@ class Tracker:
                 self._writer.log(numbers, step_of(fields["event"], fields, number))
 
     def close(self, status: str, report: Path | None = None) -> None:
-        """Say how the run ended, and wait until all is told; nothing where the run never began."""
+        """Record how the run ended, and wait until the writer has every event; do nothing if the run never began."""
         if self._thread is not None:
             self._jobs.put(partial(self._writer.close, status, report))
             self._jobs.put(None)
@@ -261,7 +261,7 @@ class Tracker:
                 continue
             try:
                 job()
-            except Exception as problem:  # whatever is wrong with a tracker, the run is worth more
+            except Exception as problem:  # a tracker's error must not stop the run
                 self.failed = True
                 why = escape(f"{self.name} failed, and the run goes on without it: {first_line(problem)}")
                 Console(stderr=True).print(f"[yellow]warning:[/] {why}", highlight=False, soft_wrap=True)
@@ -284,7 +284,7 @@ class Trackers:
             tracker.event(event, **fields)
 
     def close(self, status: str) -> None:
-        """Say how the run ended, and wait until all is told."""
+        """Record how the run ended, and wait until the writer has every event."""
         for tracker in self._trackers:
             tracker.close(status, self.report)
 

@@ -72,7 +72,7 @@ class Part:
 
 
 def _fits(split: Split, device: torch.device, task: Task) -> bool:
-    """Whether the images of a split, and their targets, may stay on a GPU beside what they are used for."""
+    """Whether the images of a split, and their targets, may stay on a GPU beside the training that uses them."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)

@@ -36,7 +36,7 @@ class Scored:
 
     Args:
         by: the sub-group, by column
-        intervals: by metric, where they were asked for
+        intervals: by metric, if requested
     """
 
     view: str

@@ -1,7 +1,7 @@
 """Bounds on what sites report: by what they described of their data, and by what most of the others report.
 
-A site that lies about its numbers cannot be caught at everything; it can be held to what it said before, and to what
-is plausible beside the others.
+The server cannot catch every lie of a site. It can compare a site's numbers with its earlier ones and with those of
+other sites.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def absurd(values: Mapping[str, float], limits: Mapping[str, float], least: floa
         if usual > 0 and own > limits[site] * usual:
             found[site] = f"{own / usual:.3g} times as large as usual at the others"
     if found and len(values) == 2:
-        return dict.fromkeys(values, "very different from the other site's, and nobody can tell which is right")
+        return dict.fromkeys(values, "very different from the other site's, and there is no third site to compare with")
     return found
 
 

@@ -164,7 +164,7 @@ def conduct(
 
 
 def with_least(config: Config, folder: Path, resume: bool) -> Config:
-    """The config with the `privacy.least` of hospitals where nobody set one; a run that goes on keeps its own."""
+    """The config with the `privacy.least` of hospitals if the user set none; a continued run keeps its value."""
     if "least" in config.privacy.model_fields_set:
         return config
     least = config_of(folder).privacy.least if resume and (folder / "config.toml").is_file() else LEAST
@@ -235,7 +235,7 @@ def _consortium(
 
 
 def _descriptions(config: Config, settings: ServerFile, post: GridPost, wait: _Wait) -> list[dict[str, Any]]:
-    """What every site says of its data; one that is restarted meanwhile is asked again until the wait is over."""
+    """What every site says of its data; the server asks a restarted site again until the wait is over."""
     told: dict[str, dict[str, Any]] = {}
     while True:
         wait.until_there(len(settings.sites), settings.wait)
@@ -244,7 +244,7 @@ def _descriptions(config: Config, settings: ServerFile, post: GridPost, wait: _W
         over = time.monotonic() - wait.began > settings.wait
         for site, reply in zip(asked, replies):
             if isinstance(reply, Unreachable) and not over:
-                wait.tell("warning", text=f"{site} is asked again what data it has: {reply}")
+                wait.tell("warning", text=f"{site} has to describe its data again: {reply}")
             else:
                 told[site] = _description(site, reply)
         if len(told) == len(settings.sites):

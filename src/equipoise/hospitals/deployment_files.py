@@ -20,7 +20,7 @@ KEYS = ("ca", "certificate", "key", "coordinator")
 
 
 def _address(text: str) -> str:
-    """An address that can be used; a mistake is told with its place in the file."""
+    """A usable address; an error names a mistake's place in the file."""
     try:
         split_address(text)
     except UserError as problem:
@@ -90,7 +90,7 @@ class SiteFile(DeploymentFile):
     peers: Path | None = Field(
         None, description="folder with the other sites' public keys, SITE.pub; secure sums take part with no others"
     )
-    secure_sums: bool = Field(False, description="refuse runs without privacy.secure_sums, whatever the server asks")
+    secure_sums: bool = Field(False, description="refuse every run without privacy.secure_sums")
     least: int = Field(
         LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
     )

@@ -66,7 +66,7 @@ class Description(Table):
 
 def read_description(site: str, raw: Any) -> dict[str, Any]:
     """What a site said of its data, as a table that can be relied on."""
-    # The task is left out where it is the usual one: the digests of descriptions of before stay as they are.
+    # The task is left out where it is the usual one: so that digests of older descriptions stay the same.
     return validated(Description, raw, f"what {site} says of its data").model_dump(exclude_defaults=True)
 
 
@@ -95,7 +95,7 @@ class ElsewhereStore(Store):
 
 
 class ElsewhereSplit(Split):
-    """So many images of each class, in the order of the classes; whatever a site says, it takes no memory.
+    """So many images of each class, in the order of the classes; large numbers take no memory.
 
     Args:
         pixels: what an image adds to the counts; more than 1 where each pixel has a class
@@ -139,12 +139,12 @@ class ElsewhereSplit(Split):
                 yield np.full(min(STRETCH, count - first), label)
 
     def sample_digest(self) -> bytes:
-        """Nothing: the site's description has a fingerprint of its own."""
+        """Nothing: the site's description has a separate fingerprint."""
         return b""
 
 
 def describe(name: str, federation: Federation, least: int = 0) -> dict[str, Any]:
-    """A site's data in numbers; places that belong to no site (a common test set, cohorts) are told apart.
+    """A site's data in numbers; places that belong to no site (a common test set, cohorts) are listed separately.
 
     Args:
         least: fewer images of a class than this count as none, and warnings about so few stay at the site

@@ -75,7 +75,7 @@ class Roster:
     Attributes:
         hosts: for each place that is no site (a common test set), the sites that hold its images
         examples: the training images that each site said it has
-        counts: the images of each class that each place has by part; empty: nobody said
+        counts: the images of each class that each place has by part; empty: no site said
         described: a digest of all that each site said of its data; a site whose data has changed since then refuses
     """
 
@@ -187,7 +187,7 @@ class Hospitals:
         return {}
 
     def _exchange(self, messages: Sequence[_Message], version: str) -> list[Answer | SiteFailure]:
-        """Every message's answer; where several sites hold the images, the next is asked when one fails."""
+        """Every message's answer; if several sites hold the images, the next one follows when one fails."""
         answers: list[Answer | SiteFailure] = [SiteFailure("no site holds its images")] * len(messages)
         waiting = list(range(len(messages)))
         for turn in range(max((len(message.hosts) for message in messages), default=0)):
@@ -259,8 +259,8 @@ class Hospitals:
         return self.journal.write(version, request.site, message.identity, payload, noted)
 
     def _count(self, host: str, up: int, down: int) -> None:
-        """Note bytes that travelled. They are told with the host's next accepted reply in a round, so that those of
-        the start, of an evaluation and of refused replies are counted with the round that follows."""
+        """Note bytes that travelled. They count with the host's next accepted reply in a round. So bytes of the start,
+        of an evaluation and of refused replies count in the following round."""
         before = self._untold.get(host, {"sent": 0, "received": 0})
         self._untold[host] = {"sent": before["sent"] + up, "received": before["received"] + down}
 

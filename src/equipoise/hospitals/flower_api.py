@@ -164,7 +164,7 @@ def serve_tasks(
             if answer is not None and answer.token:
                 try:
                     _serve_one(link, str(answer.token), handle)
-                except Exception:  # a site outlives whatever goes wrong with one message
+                except Exception:  # an error with one message must not end the site
                     log.exception("a message was lost between this site and its SuperNode")
             else:
                 time.sleep(interval)

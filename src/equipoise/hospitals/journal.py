@@ -1,4 +1,5 @@
-"""Replies of the round in progress on the server's disk: after a crash they are fed back before any site is asked."""
+"""Replies of the round in progress on the server's disk: after a crash the server reads them before it asks any
+site."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Journal:
                 path.unlink()
 
     def find(self, version: str, site: str, identity: str) -> Answer | None:
-        """The journaled reply to this very message; one that a power cut damaged is asked for again."""
+        """The journaled reply to this very message; if a power cut damaged it, the server asks again."""
         path = self._path(version, site, identity)
         try:
             noted = json.loads(path.with_suffix(".json").read_text())

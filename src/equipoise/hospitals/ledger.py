@@ -1,6 +1,7 @@
 """A site's record of its messages, a line each: what came in, what left, what was refused and why.
 
-It holds names and sizes, never contents. It lies in the site's own folder, for whoever answers for the hospital's data.
+It holds names and sizes, never contents. It lies in the site's folder, for the person who is responsible for the
+hospital's data.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def derived(secret: bytes, purpose: str) -> bytes:
 
 
 def mask(key: bytes, size: int) -> Tensor:
-    """Numbers (size,) of 64 bits that nobody can tell from random ones without the key."""
+    """Numbers (size,) of 64 bits that look random to everyone without the key."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * size))
     return torch.from_numpy(np.frombuffer(stream, dtype="<i8").copy())
 

@@ -1,4 +1,5 @@
-"""Flower's SuperNode, made to look for messages more often: it sleeps 3 s between two looks, and cannot be told.
+"""Flower's SuperNode, made to look for messages more often: it sleeps 3 s between two looks, and has no setting for
+this.
 
 python -m equipoise.hospitals.node SECONDS [options of flower-supernode]
 """
@@ -13,7 +14,7 @@ from equipoise.hospitals.brisk import quicken
 
 
 class _BriefSleeps:
-    """The module `time`, but for a `sleep` that never lasts longer than some seconds."""
+    """The module `time`, except for a `sleep` that never lasts longer than some seconds."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds

@@ -1,8 +1,8 @@
 """A hospital's side of the conversation: one handler for every action, with the site's state on its own disk.
 
 A message is obeyed only if the coordinator signed it, the policy allows what the method would send, and the state it
-starts from is here. The reply and the next state are written before the reply leaves, so that a repeated message is
-answered from disk with the same bits; a version that the server never commits is deleted later.
+starts from is here. The reply and the next state are written before the reply leaves, so that the disk answers a
+repeated message with the same bits; a version that the server never commits is deleted later.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Office:
         self._workplace: tuple[str, Workplace] | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:
-        """The reply to a parcel; what goes wrong here is told in words, without details of local files."""
+        """The reply to a parcel; an error here becomes a sentence without details of local files."""
         try:
             return self._answer(parcel)
         except MissingTensors:
@@ -145,11 +145,11 @@ class Office:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))
         except OSError as problem:
-            log.exception("a message could not be answered")
+            log.exception("an error kept the site from answering a message")
             what = os.strerror(problem.errno) if problem.errno else type(problem).__name__
             return _reply(error=f"{what} at the site; its log says more")
         except Exception as problem:
-            log.exception("a message could not be answered")
+            log.exception("an error kept the site from answering a message")
             return _reply(error=f"{type(problem).__name__} at the site; its log says more")
 
     def _answer(self, parcel: Parcel) -> Parcel:

@@ -12,7 +12,7 @@ from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.evidence.recomputed import read_predictions, scores_of
 from equipoise.metrics import METRICS
 
-#: what is told in the site's log
+#: the lines of the site's log
 MAIN = METRICS[0]
 
 

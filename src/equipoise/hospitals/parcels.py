@@ -58,7 +58,7 @@ class Contents:
 
 @dataclass
 class Parcel:
-    """One message or reply. `text` is the header as it was written (and signed)."""
+    """One message or reply. `text` is the header's written (and signed) form."""
 
     text: str
     tensors: Tensors = field(default_factory=dict)

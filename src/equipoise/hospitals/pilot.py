@@ -82,14 +82,14 @@ def make_certificates(
 
 
 def _check_names(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None:
-    """Whatever is wrong with the names shows before a file is written."""
+    """Errors in the names show before a file is written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; choose a new folder for the keys of a consortium")
     if not all(site.strip() for site in sites):
         raise UserError("a site needs a name")
     twice = sorted({site for site in sites if list(sites).count(site) > 1})
     if twice:
-        raise UserError(f"two sites are called '{twice[0]}'; every site needs a name of its own")
+        raise UserError(f"two sites are called '{twice[0]}'; every site needs a different name")
     for host in hosts:
         general_name(host)
 

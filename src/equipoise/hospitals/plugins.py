@@ -1,6 +1,6 @@
 """Plug-ins at a hospital: a site runs only code that its file allows, and whose hash is the server's.
 
-A run's config names its plug-ins and their hashes. A site has a copy of each of its own. It refuses a run before it
+A run's config names its plug-ins and their hashes. Each site has a separate copy of each. It refuses a run before it
 loads any of them.
 """
 

@@ -1,4 +1,4 @@
-"""Flower's own processes, started by ours and ended with them, whatever happens to us."""
+"""Flower's processes. Equipoise starts them, and they end with it, even after a crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_SECONDS = 60.0
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -44,7 +44,8 @@ def check_port(address: str) -> None:
 
 
 class Child:
-    """A process in a session of its own, with its output in a file; it ends when we do, even by kill -9 on Linux."""
+    """A process in a separate session, with its output in a file; it ends with this process, even by kill -9 on
+    Linux."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,7 @@ class _ChildEnded(BaseException):
 def interrupted_by_end_of(child: Child, what: str) -> Iterator[None]:
     """Leave the block, in words, when a process that it needs ends: Flower would try to reach it for ever.
 
-    By a signal of its own: one that scripts start in the background does not hear SIGINT.
+    Uses a separate signal: a process that scripts start in the background does not hear SIGINT.
     """
     over = threading.Event()
 

@@ -1,6 +1,6 @@
 """Parcels as Flower's records: the header and the shapes as a ConfigRecord, tensors as an ArrayRecord.
 
-Flower moves every array in requests of its own, so tensors travel joined, one flat array per kind of number.
+Flower moves every array in separate requests, so tensors travel joined, one flat array per kind of number.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def from_records(records: RecordDict) -> Parcel:
         return Parcel(str(note["text"]), _split(flat, json.loads(str(note["contents"]))), bytes(note["signature"]))  # type: ignore[arg-type]
     except UnreadableParcel:
         raise
-    except Exception as problem:  # whatever a stranger sends must not end the round
+    except Exception as problem:  # a stranger's message must not end the round
         raise UnreadableParcel(f"it is damaged ({type(problem).__name__})") from None
 
 
@@ -83,5 +83,5 @@ def _split(flat: dict[str, np.ndarray], contents: list[list[Any]]) -> Tensors:
         if len(piece) != size:
             raise UnreadableParcel("it holds fewer numbers than its header says")
         start[kind] += size
-        tensors[digest] = torch.from_numpy(piece.reshape(shape)).clone()  # into memory of its own, aligned
+        tensors[digest] = torch.from_numpy(piece.reshape(shape)).clone()  # into separate memory, aligned
     return tensors

@@ -32,7 +32,7 @@ def read_noted(
     """The part of a reply's header that is kept: whether the site wrote a state, its counts, facts of its work.
 
     Args:
-        measured: what the site was asked to measure, as `view.part`
+        measured: the server's request to measure, as `view.part`
         task: knows how counts should look
         described: the images of each class that the site said it has, by part; counts have to agree
         least: `privacy.least` of the run
@@ -44,7 +44,7 @@ def read_noted(
         facts, measures, kept = header["facts"], header["measures"], header["kept"]
         stranger = next((place for place in measures if place not in measured), None)
         if stranger is not None:
-            raise UnreadableParcel(f"it measured '{stranger[:LONGEST_WORDS]}', which nobody asked for")
+            raise UnreadableParcel(f"it measured '{stranger[:LONGEST_WORDS]}', which the server did not request")
         for place, counts in measures.items():
             _check_counts(place, counts, task.template)
         if described is not None:
@@ -64,7 +64,7 @@ def _check_described(
     task: Task,
     least: int,
 ) -> None:
-    """Compare counts with what a site said of its images, all of which it measures when it is asked to."""
+    """Compare counts with what a site said of its images, all of which it measures at the server's request."""
     for place in sorted(measured):
         images = sum(described.get(place.partition(".")[2], ()))
         if images and place not in measures:

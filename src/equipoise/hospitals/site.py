@@ -69,7 +69,7 @@ def check_site(settings: SiteFile, insecure: bool) -> Federation:
 
 
 def own_federation(settings: SiteFile) -> Federation:
-    """The data that the site's file names; where it holds one site only, that is this one, whatever its name there."""
+    """The data that the site's file names; if it holds one site only, that is this one, under any name."""
     federation = load_federation(settings.data, settings.seed, whole=False)
     if len(federation.sites) > 1:
         return federation
@@ -101,7 +101,7 @@ def check_admission(settings: SiteFile) -> None:
 
 
 def _new_secret(settings: SiteFile) -> Path:
-    """A secret that the SuperNode shares with this process, in a folder of our own."""
+    """A secret that the SuperNode shares with this process, in a private folder."""
     keep_private(settings.state)  # models made from patients' images
     secret = settings.state / "flower" / "secret"
     write_secret(secret, secrets.token_bytes(32))
@@ -164,7 +164,7 @@ def _refusal(settings: SiteFile, insecure: bool, said: str) -> str | None:
             check_admission(settings)
         except UserError as problem:
             return str(problem)
-        except (httpx.HTTPError, OSError):  # it cannot be asked: it is restarted, say
+        except (httpx.HTTPError, OSError):  # it cannot answer, for example during a restart
             return None
     return CONNECTED if REFUSED in said else None
 

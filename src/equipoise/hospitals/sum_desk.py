@@ -143,7 +143,7 @@ class SumDesk:
         return total
 
     def open(self, number: str, survivors: Sequence[str]) -> dict[str, str]:
-        """Of each site whose numbers came a share of its own mask's seed, of each lost one a share of its key.
+        """Of each site whose numbers came a share of its mask's seed, of each lost one a share of its key.
 
         For one set of survivors alone: both shares of one site would show its numbers.
         """

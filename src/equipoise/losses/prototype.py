@@ -63,7 +63,7 @@ def _standardise(scores: Tensor, present: Tensor | None, epsilon: float = 1e-5) 
 def imbalance_ratios(class_counts: Tensor, beta: float = 0.8) -> Tensor:
     """CPA's G (C, C), how hard samples of c push class j down: G_cj = min(1, (N_j / N_c)^beta)."""
     counts = widened(class_counts)
-    # Between two classes that nobody has, 0 / 0 counts as balanced.
+    # Between two classes without images, 0 / 0 counts as balanced.
     ratios = (counts / counts[:, None]).nan_to_num(nan=1.0, posinf=1.0)
     return ratios.clamp(max=1.0).pow(beta)
 

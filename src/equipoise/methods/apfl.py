@@ -1,4 +1,4 @@
-"""APFL: each site predicts with a mixture of the weights of a net of its own and of the global net, and learns how much
+"""APFL: each site predicts with a mixture of the weights of its personal net and of the global net, and learns how much
 of each to take.
 
 Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020. The weights are mixed, as in

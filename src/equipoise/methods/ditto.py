@@ -66,7 +66,7 @@ class DittoClient(TwoNetClient):
         return super().loss(batch, out) + self.supervised(out.personal_logits, batch.label)
 
     def adjust(self, gradients: Gradients) -> Gradients:
-        """The gradient of lambda/2 |v - w|^2 on top, w as it was received."""
+        """The gradient of lambda/2 |v - w|^2 on top, w the received model."""
         if not self.options.regularisation:
             return gradients
         personal: list[Tensor] = list(self.personal.parameters())

@@ -1,4 +1,4 @@
-"""FedBABU: sites train and average the body alone, under a head that stays as it was first drawn; a site makes its
+"""FedBABU: sites train and average the body alone, under a head that keeps its initial weights; a site makes its
 personal model by fine-tuning before evaluation.
 
 Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022.

@@ -34,7 +34,7 @@ class Options(MethodOptions):
     sparsity: float = Field(0.6, ge=0, lt=1, description="share of zeros in the fixed classifier")
     length: PositiveFloat = Field(0.1, description="length of its rows")
     steps: int = Field(1000, ge=0, description="steps that draw its rows apart, once (released: 10,000)")
-    align: bool = Field(True, description="realign the heads' rows; false: each head predicts as it was trained")
+    align: bool = Field(True, description="realign the heads' rows; false: each head predicts with its trained weights")
 
     def holds(self) -> AbstractSet[str]:
         return {"loss"}

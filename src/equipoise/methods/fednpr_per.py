@@ -1,4 +1,4 @@
-"""FedNPR-Per: FedNPR with a classifier of its own at each site; only the feature extractor is averaged.
+"""FedNPR-Per: FedNPR with a personal classifier at each site; only the feature extractor is averaged.
 
 Wicaksana, Yan and Cheng, Non-parametric Regularization for Class Imbalance Federated Medical Image
 Classification, 2024 (arXiv 2407.12446), section III-E.

@@ -1,5 +1,5 @@
-"""FedProto: sites keep nets of their own and exchange nothing but prototypes, the mean features of their classes; each
-pulls its features towards the federation's prototypes, and predicts by the nearest one.
+"""FedProto: sites keep personal nets and exchange only prototypes, the mean features of their classes. Each site pulls
+its features towards the federation's prototypes and predicts by the nearest one.
 
 Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
 """
@@ -77,7 +77,7 @@ class FedProtoClient(LocalClient):
 
     def build(self) -> None:
         super().build()
-        # A prototype of zeros belongs to a class that nobody has sent yet.
+        # A prototype of zeros belongs to a class that no site has sent yet.
         self.prototypes = self.receives("prototypes", torch.zeros(self.num_classes, self.net.feature_size))
 
     def train(self, message: Payload) -> Action:

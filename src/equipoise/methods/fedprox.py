@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose sites are held to the global model by a proximal term, mu/2 |w - w_global|^2.
+"""FedProx: FedAvg in which a proximal term keeps sites near the global model, mu/2 |w - w_global|^2.
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The part of the paper that lets slow sites
 train less needs nothing here: any number of local steps is averaged.

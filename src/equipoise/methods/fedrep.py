@@ -1,4 +1,4 @@
-"""FedRep: each site keeps a head of its own. In a round it first fits the head to the received body, then trains the
+"""FedRep: each site keeps a personal head. In a round it first fits the head to the received body, then trains the
 body under that head; only bodies are averaged.
 
 Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.

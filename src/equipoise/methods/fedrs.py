@@ -20,7 +20,7 @@ from equipoise.core.table import LATER
 class Options(MethodOptions):
     """What FedRS scales logits by. Paper and released code differ under long tails: `graded` is the code.
 
-    The scaled logits go into whatever train.loss names (FedNPR: the balanced softmax).
+    The scaled logits go into the loss that train.loss names (FedNPR: the balanced softmax).
     """
 
     alpha: float = Field(

@@ -1,4 +1,4 @@
-"""Local learning: every site trains a model of its own and shares nothing. The bar that federation has to pass."""
+"""Local learning: every site trains a separate model and shares nothing. The bar that federation has to pass."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Per-FedAvg: the averaged model is not to be good as it is, but after one gradient step at a site; that step is what
-makes a personal model of it.
+"""Per-FedAvg: the averaged model is trained to be good after one gradient step at a site. That step turns it into a
+personal model.
 
 Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
 NeurIPS 2020.
@@ -108,7 +108,7 @@ class PerFedAvgClient(FedAvgClient):
     def without_noise(self) -> Iterator[None]:
         """No dropout, no drop-connect, no bfloat16: 1 / delta would magnify what differs between two passes.
 
-        Norm layers stay as they are: with other statistics it would be another function.
+        Norm layers stay unchanged: with other statistics it would be another function.
         """
         noisy = [m for m in self.net.modules() if m.training and not isinstance(m, NORM_LAYERS)]
         for module in noisy:

@@ -30,7 +30,7 @@ from equipoise.nets import entries_of, groups
 
 
 class Options(MethodOptions):
-    """pFedMe's two levels, each by plain descent at a constant rate of its own; train.optimiser plays no part.
+    """pFedMe's two levels, each by plain descent at its constant rate; train.optimiser plays no part.
 
     The released rates are for many thousand local steps: with them the global model moves some 40 times slower than
     FedAvg's. The defaults here suit rounds of one or a few epochs.
@@ -49,7 +49,7 @@ class Options(MethodOptions):
         return {"plain forward", "plain loss", "net trains", "one loss"}
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        return dict.fromkeys(("train.optimiser", "train.schedule"), "pfedme brings rates of its own")
+        return dict.fromkeys(("train.optimiser", "train.schedule"), "pfedme sets its learning rates itself")
 
 
 class PFedMeServer(FedAvgServer):

@@ -46,7 +46,7 @@ class Options(MethodOptions):
     det_metric: Literal["valid", "train", "released"] = Field(
         "valid",
         description="images whose macro F1 (of masks: Dice) moves the steps; train: augmented, counted while training; "
-        "released: augmented, in a pass of their own",
+        "released: augmented, in a separate pass",
     )
 
     cpa_global: bool = Field(True, description="logits compete by the federation's class counts (Eq. 9)")

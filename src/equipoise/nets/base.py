@@ -102,7 +102,7 @@ class Headless(dict[str, tuple[str, ...]]):
     """The groups of a net whose head is not known, which refuses to tell it.
 
     Args:
-        net: which says why, where its head is asked for
+        net: which raises this error at a use of its head
     """
 
     def __init__(self, groups: Mapping[str, tuple[str, ...]], net: Net) -> None:

@@ -36,7 +36,7 @@ def with_features(
 ) -> Federation:
     """The federation with features in place of its images, computed now where they are missing.
 
-    Images of hospitals elsewhere cannot be read here: their splits stay as they are.
+    Images of hospitals elsewhere cannot be read here: their splits stay unchanged.
     """
     if federation.task != "classification":
         raise UserError(f"{federation.name} has masks, and the net adapter classifies images; choose another net")
@@ -126,7 +126,7 @@ class _Work:
             bar.advance(task, self._copied(draft, seen, pictures.folder.parent) - known)
             began = time.perf_counter()
             for rows, view, images in self._batches(pictures, draft):
-                # On a GPU, features in full float32, which are those of a CPU but for rounding.
+                # On a GPU, features in full float32: they equal a CPU's up to rounding.
                 with torch.inference_mode(), _full_precision():
                     found = module(_filled(images, self.device))[: len(rows)]
                 draft.write(rows, view, found.cpu().numpy())

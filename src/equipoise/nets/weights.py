@@ -1,4 +1,4 @@
-"""First weights of a net from ImageNet or from a file, whatever names they were published under."""
+"""First weights of a net from ImageNet or from a file, under any published names."""
 
 from pathlib import Path
 

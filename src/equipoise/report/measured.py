@@ -1,4 +1,4 @@
-"""The metrics of a run's task: those that its report shows, and the one that stands where no other is asked for."""
+"""The metrics of a run's task: the ones in its report, and the default one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from equipoise.metrics import METRICS, Metric
 from equipoise.report.record import RunRecord
 from equipoise.tasks import get_task
 
-#: the metrics of every task; tasks name different ones, but for the loss
+#: the metrics of every task; except for the loss, tasks name different ones
 EVERY: tuple[Metric, ...] = (*METRICS, *(metric for metric in MASK_METRICS if metric.name != "loss"))
 TITLES = {metric.name: metric.title for metric in EVERY}
 
@@ -18,7 +18,7 @@ def metrics_of(run: RunRecord) -> tuple[Metric, ...]:
 
 
 def main_metric(run: RunRecord) -> Metric:
-    """The metric that stands where no other is asked for."""
+    """The default metric."""
     return metrics_of(run)[0]
 
 

@@ -213,7 +213,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The events with their line numbers and places in the file; what an interruption cut off is told in `cut`.
+    """The events with their line numbers and places in the file; an interruption's damage is stated in `cut`.
 
     Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged.
     """

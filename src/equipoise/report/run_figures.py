@@ -17,7 +17,7 @@ from equipoise.report.wording import byte_unit, traffic
 
 #: rows of one page of a figure; the reader turns the pages
 MOST_ROWS = 30
-#: sites with a page of their own, the largest ones
+#: sites that get a page, the largest ones
 MOST_SITES = 200
 #: classes of a heat map, the commonest ones
 MOST_CLASSES = 40

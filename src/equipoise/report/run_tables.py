@@ -25,7 +25,7 @@ class Column(NamedTuple):
     share: bool = True
 
     def told(self, value: float | None) -> str:
-        """A value as tables show it: shares in per cent, distances as they are."""
+        """A value as tables show it: shares in per cent, distances in their unit."""
         return percent(None if value is None else value if self.share else value / 100)
 
 

@@ -1,4 +1,4 @@
-"""A table as readers see it, whatever it is about, and how it is written as LaTeX and Markdown."""
+"""A table as readers see it, for any content, and its LaTeX and Markdown forms."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A study's logs in one small file: `runs.xz` holds all that pages and tables are made from.
 
-Results at the end of a run stay as they were logged. Scores of single rounds that follow from a confusion matrix are
+Results at the end of a run keep their logged values. Scores of single rounds that follow from a confusion matrix are
 left out and computed anew; other scores and times of rounds keep five decimals. `runs.sha256` identifies the logs as
 the runs wrote them.
 """

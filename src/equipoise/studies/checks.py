@@ -1,5 +1,5 @@
-"""What is asked of a run before it stands in a study's tables: that it is finished and whole, made with the study's
-settings, and on images that its scores can be compared on."""
+"""Checks of a run before it enters a study's tables. It has to be finished and whole, with the study's settings, on
+images that allow a comparison."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]
 
 
 class Checks:
-    """What is asked of a run before it trains, so that its scores can stand in the study's tables."""
+    """Checks of a run before it trains, so that its scores can enter the study's tables."""
 
     def __init__(self, study: StudyConfig, folder: Path):
         self.study = study
@@ -93,7 +93,7 @@ class Checks:
             )
 
     def _finished(self, folder: Path) -> Iterator[tuple[str, DataSeen]]:
-        """The study's finished runs but the one in `folder`; what is damaged is told elsewhere."""
+        """The study's finished runs but the one in `folder`; other functions report damage."""
         for cell in known_cells(self.study, self.folder):
             if cell.folder != folder and is_finished(cell.folder):
                 with suppress(OSError, UserError, ValueError, KeyError, TypeError):

@@ -180,7 +180,7 @@ def _add(whole: Tally, more: Tally) -> None:
 
 
 class _Silent:
-    """A job has nobody to show its progress to; its log has the runs that ended."""
+    """A job shows no progress; its log lists the runs that ended."""
 
     def started(self, cell: Cell, config: Config) -> Observer:
         return self
@@ -193,7 +193,7 @@ class _Silent:
 
 
 def _job(planned: Planned, keep: bool, check: Callable[[Run], None]) -> Tally:
-    """One job of a cluster: works at whatever run no other job is at."""
+    """One job of a cluster: works at any run that no other job has taken."""
     return run_grid(planned, _Silent(), keep=keep, check=check)
 
 

@@ -86,7 +86,7 @@ RUN_NAME = re.compile(r"(.*)-seed(\d+)(?:-fold(\d+))?")
 
 
 def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
-    """Every run of the study that has a folder, of whatever seed."""
+    """Every run of the study that has a folder, of any seed."""
     found = []
     for data in study.data_sets:
         begun: dict[str, list[tuple[int, int | None]]] = {}
@@ -145,7 +145,7 @@ def cell_config(study: StudyConfig, cell: Cell, settings: Sequence[str] = ()) ->
 
 
 def no_common_set(study: StudyConfig, whose: str, part: str, held: str = "") -> UserError:
-    """What is told, and advised, where a study of a common set finds none; `held` names who has its images."""
+    """The message, with advice, if a study of a common set finds none; `held` names who has its images."""
     holders = f": {part} images are held by {held}" if held else ""
     return UserError(
         f'study {study.name} has scope = "common", but the data of {whose} has no common {part} set{holders}. Write '
@@ -197,5 +197,5 @@ def _unrecorded(key: str, recorded: Mapping[str, Any]) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names of rows or runs in a sentence; those that have a comma of their own are in quotation marks."""
+    """Names of rows or runs in a sentence; names with a comma are in quotation marks."""
     return ", ".join(f"'{name}'" if "," in name else name for name in names)

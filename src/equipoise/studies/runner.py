@@ -47,7 +47,7 @@ class Display(Protocol):
 
 @dataclass
 class Tally:
-    """What came of the runs that were asked for, by label."""
+    """The outcomes of the requested runs, by label."""
 
     finished: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ from equipoise.data import DataConfig
 from equipoise.methods import get_method
 from equipoise.report.log_lines import Start
 
-#: where images lie makes no difference to what they are
+#: the place of images makes no difference to their content
 PLACES = ("root", "store")
 Owner = TypeVar("Owner")
 
@@ -56,7 +56,7 @@ class DataSeen:
 
 
 def kinds(owners: Iterable[tuple[Owner, DataSeen]]) -> list[list[Owner]]:
-    """Those who saw the same images, together; a single list where nobody's data conflict with another's."""
+    """Runs that saw the same images, together; a single list if no run's data conflict with another's."""
     found: list[list[tuple[Owner, DataSeen]]] = []
     for owner, seen in owners:
         for own in found:

@@ -44,7 +44,7 @@ class StudyTable:
 
     @property
     def caption(self) -> str:
-        """What the table shows; one that is a paper's is told from the numbering around it."""
+        """The table's caption; "The paper's" marks the number of a paper's table."""
         study, name = self.results.study, self.name
         if name.startswith(PAPERS_OWN) and any(row.row.paper for row in self.rows):
             name = f"The paper's {name}"
@@ -83,7 +83,7 @@ class StudyTable:
         return found
 
     def sheet(self) -> Sheet:
-        """The table on a page of its own."""
+        """The table on a separate page."""
         return Sheet(self.caption, self.cells, self.best, self.notes())
 
     def sheet_by_view(self) -> Sheet:
@@ -215,8 +215,8 @@ class StudyTable:
         return selection_rule((run for row in self.rows for run in row.runs), self.results.study.part)
 
     def notes(self, alone: bool = True) -> list[str]:
-        """What stands beneath: selection rule, scope, how tests were made; and unless the table stands on a page that
-        says so at its top, groups shared between training and test, and what differs from the paper."""
+        """The notes under the table: selection rule, scope, method of the tests. Warnings about shared groups and
+        differences from the paper follow, unless the page states them at its top."""
         results, study, rows = self.results, self.results.study, self.rows
         found = [self.rule, results.scope]
         if alone:

@@ -57,7 +57,7 @@ Settings = Annotated[dict[str, Any], AfterValidator(check_undecided)]
 
 
 class Row(Table):
-    """One line of a table: a method with settings of its own."""
+    """One line of a table: a method with its settings."""
 
     name: Name
     method: str
@@ -83,7 +83,7 @@ class DataSet(Table):
 
 
 def check_different(seeds: Sequence[int], what: str) -> None:
-    """Refuse a seed that is named twice: its run would be one and the same."""
+    """Refuse a seed that is named twice: it has only one run."""
     twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
     if twice:
         raise ValueError(f"{what}: {', '.join(map(str, twice))} is named twice")
@@ -162,7 +162,7 @@ class StudyConfig(Table):
         if self.folds == 1 or self.folds < 0:
             raise ValueError(f"folds = {self.folds}: a cross-validation has two folds or more")
         if len(self.data_sets) > 1 and any(row.paper for row in self.rows):
-            raise ValueError("paper numbers belong to one data set: give each data set a study of its own")
+            raise ValueError("paper numbers belong to one data set: give each data set a separate study")
         if self.part == "valid" and any(row.paper or row.paper_cohort for row in self.rows):
             raise ValueError("paper numbers are test scores: a study with part = 'valid' shows none")
         return self

@@ -181,7 +181,7 @@ def write_database(results: StudyResults, path: Path) -> None:
     """Write all finished runs, as fractions; the file is replaced whole."""
     try:
         with replacing(path) as draft, closing(sqlite3.connect(draft)) as connection:
-            connection.execute("PRAGMA journal_mode = OFF")  # nobody rolls a draft back
+            connection.execute("PRAGMA journal_mode = OFF")  # a draft is never rolled back
             connection.executescript(SCHEMA)
             for run in results.runs:
                 for table, lines in _tables(results.study.name, run).items():

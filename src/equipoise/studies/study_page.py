@@ -107,7 +107,7 @@ def _undrawn(rows: Sequence[RowResult]) -> str:
     if not any(run.start.config["evaluation"].get("trained", True) for run in runs):
         why = " (evaluation.trained = false)"
     elif not any(run.images["valid"].loc[run.training_images.index].any(axis=None) for run in runs):
-        why = ", for the sites have no validation images of their own"
+        why = ", for the sites have no separate validation images"
     return f"No curves of retrogress: models were not scored right after local training{why}."
 
 

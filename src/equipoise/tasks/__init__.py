@@ -1,4 +1,4 @@
-"""A task says what targets are, how predictions are counted, and which numbers come of the counts.
+"""A task defines its targets, how predictions are counted, and the metrics from these counts.
 
 Each task is one file, which holds its class as `TASK`.
 """

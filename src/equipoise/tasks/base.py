@@ -18,7 +18,7 @@ Counts = dict[str, Tensor]
 
 
 class Task:
-    """What targets are, how predictions are counted, and which numbers come of the counts.
+    """Defines the targets, how predictions are counted, and the metrics from these counts.
 
     Counts are tensors that add up over sites, so that a site sends no scores of single patients.
 
@@ -33,7 +33,7 @@ class Task:
     dense: ClassVar[bool] = False
     #: words of methods and components that do not hold with this task, and why in a few words
     lacks: ClassVar[Mapping[str, str]] = {}
-    #: the first one chooses rounds where no other is asked for
+    #: the first one chooses rounds by default
     metrics: ClassVar[tuple[Metric, ...]]
     #: what sites tell of the images that they measure a model on
     discloses: ClassVar[str]

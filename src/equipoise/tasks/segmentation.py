@@ -87,12 +87,12 @@ class Segmentation(Task):
         return {name: counts[name] for name in ("confusion", "volumes", *CASE, "loss", "images")}
 
     def merged(self, counts: Counts, least: int) -> Counts:
-        """Structures that fewer patients have count as if nobody had them; pixels are of enough images."""
+        """Structures of fewer patients count as absent; pixels come from enough images."""
         few = (counts["volumes"] > 0) & (counts["volumes"] < least)
         return counts | {name: counts[name].masked_fill(few, 0) for name in ("volumes", *CASE)}
 
     def problem(self, counts: Counts, described: Sequence[int], least: int = 0) -> str | None:
-        """Sums over volumes that cannot be; rows of the confusion matrix are held to what was described.
+        """Impossible sums over volumes. Rows of the confusion matrix have to match the site's description.
 
         Where images are resized before they are measured, their pixels are other ones, and only sums can be checked.
         """

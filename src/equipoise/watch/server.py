@@ -74,7 +74,7 @@ def make_app(followed: Followed, token: str, look_seconds: float = LOOK_SECONDS)
         answer.headers["Cache-Control"] = "no-store"
         return answer
 
-    # added last, so it comes first: another site's script cannot reach this page through a name of its own
+    # added last, so it comes first: another site's script cannot reach this page through another host name
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
 
     @app.get("/")

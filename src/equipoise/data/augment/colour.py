@@ -124,7 +124,7 @@ def shades_of_grey(images: Tensor, power: float = 6.0) -> Tensor:
 def even_brightness(images: Tensor, level: float = WHITE / 2) -> Tensor:
     """Images (B, C, H, W) whose mean luma is `level`, by one factor for all pixels of an image; uint8 in and out.
 
-    Hue stays as it is but where a pixel would exceed white. A black image stays black."""
+    Hue changes only where a pixel would exceed white. A black image stays black."""
     levels = images.double()
     mean = grey(levels).mean(dim=(1, 2, 3), keepdim=True).clamp(min=1e-6)
     return (levels * (level / mean)).round().clamp(0, WHITE).to(torch.uint8)

@@ -63,8 +63,8 @@ def allot(images: Tensor, shares: Sequence[float], generator: Generator | None) 
     """Deals a batch out at random: an image falls to each share with its probability, to one share at most.
 
     Images are shuffled and laid at equal distances, from a random start, along a line on which each share has
-    its stretch. So every image has its chances, and yet the host knows how many there are to a share but for
-    the one at either end: work for a few images costs a few images. Returns, per share, the indices of those
+    its stretch. Every image has its chance, and the host knows each share's size up to one image at either end. So the
+    cost grows with the chosen images only. Returns, per share, the indices of those
     that may belong to it (n,) and whether they do (n,).
     """
     count = len(images)

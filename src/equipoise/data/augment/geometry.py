@@ -177,7 +177,7 @@ class Flip:
 class Shrink:
     """Before a random crop: brings images much larger than the output down, so that sampling does not alias.
 
-    What is left is 8/7 of the output size (256 for 224 pixels)."""
+    The remaining image is 8/7 of the output size (256 for 224 pixels)."""
 
     size: int
 

@@ -109,7 +109,7 @@ def build_augmentation(config: AugmentConfig, size: int, channels: int) -> Augme
 
 
 def stored_augmentation(features: Features) -> Augmentation:
-    """How features are read: plain ones as they are, augmented ones drawn among the views of a pipeline."""
+    """How features are read: plain ones unchanged, augmented ones drawn among the views of a pipeline."""
     each = [len(range(made, features.views, features.pipelines)) for made in range(features.pipelines)]
     drawn = tuple(Drawn(1 + made, features.pipelines, count) for made, count in enumerate(each) if count)
     channels, height, width = features.shape

@@ -173,7 +173,7 @@ def enhancement(strength: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """Operations that are computed together; `apply` leaves alone, up to rounding, whoever drew NOTHING."""
+    """Operations that are computed together; `apply` changes images that drew NOTHING by rounding only."""
 
     operations: range
     apply: Callable[[Samples, Draw], Samples]

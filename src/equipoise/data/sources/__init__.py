@@ -1,4 +1,4 @@
-"""Data sets, one file each: a module here is the source of its own name (dermoscopy_prr.py: dermoscopy-prr).
+"""Data sets, one file each: a module here is the source that it is named after (dermoscopy_prr.py: dermoscopy-prr).
 
 A source has TITLE (one line), SIZE (default pixels), PARTITION (how its training images usually go to sites) and
 `listing(config, root)`, which `equipoise.data.prepare` packs into a store. A published one also has LICENCE and OBTAIN
@@ -106,7 +106,7 @@ class Listing:
         return record.location is not None and (record.mask is not None or not self.masks)
 
     def checksum(self) -> str:
-        """Changes when an image, what is said about one, or a warning about them changes."""
+        """Changes with the images, their records and the warnings about them."""
         general = (self.source, self.classes, self.ratios, self.cohorts, *self.facts.get("warnings", ()))
         general += ("common",) if self.common else ()
         general += ("masks",) if self.masks else ()
@@ -277,7 +277,7 @@ def folded(name: str) -> str:
 
 
 def refuse_similar(root: Path, what: str, places: Mapping[str, str]) -> None:
-    """Refuse names that are alike but for what `folded` takes away: one of them is most likely mistyped.
+    """Refuse names that differ only by the characters that `folded` takes away: one of them is most likely mistyped.
 
     Args:
         what: what the names are of, such as "classes"

@@ -1,7 +1,7 @@
 """HAM10000 (Tschandl et al. 2018): 10,015 dermoscopy images of 7 classes from four sources.
 
 The authors' split is the 7,007/1,003/2,005 one of DermaMNIST that FedBM (2025) uses, the grouped one is its
-corrected form, which keeps lesions together. By source, sites have test data of their own; partitioned
+corrected form, which keeps lesions together. By source, every site has test data; partitioned
 training images leave one common validation and test set.
 """
 
@@ -25,7 +25,7 @@ CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SITES = {"vidir_modern": 3363, "vidir_molemax": 3954, "rosendahl": 2259, "vienna_dias": 439}
 AUTHORS = {"train": 7007, "valid": 1003, "test": 2005}
 CLEAN = {"train": 8208, "valid": 575, "test": 1232}
-#: columns of the metadata that are kept for sub-groups, with titles that say what they are
+#: columns of the metadata that are kept for sub-groups, and their titles
 COLUMNS = {"age": "age", "sex": "sex", "localization": "localisation", "dx_type": "diagnosed by"}
 METADATA = ("HAM10000_metadata_with_source.csv", "HAM10000_metadata.csv", "HAM10000_metadata")
 

@@ -1,6 +1,6 @@
 """The built-in phantom federation: how many images of which class each site has, and their packed store.
 
-Counts are long-tailed, sites lack some classes, and each site has a scanner of its own.
+Counts are long-tailed, sites lack some classes, and each site has another scanner.
 """
 
 import hashlib
@@ -152,7 +152,7 @@ def site_class_counts(config: PhantomConfig) -> np.ndarray:
     """
     rng = np.random.default_rng([config.seed, 0])
     weights = _presence(config, rng).astype(float)
-    if config.skew > 1e-3:  # below, the draws are even but for rounding
+    if config.skew > 1e-3:  # below, the draws are even up to rounding
         weights *= rng.lognormal(0, config.skew / 2, size=(config.sites, 1))
         weights *= rng.gamma(1 / config.skew, config.skew, size=weights.shape) + 1e-6
     totals = apportion(_long_tail(config), config.images)

@@ -19,7 +19,7 @@ SLOT = "{concept}"
 
 @dataclass(frozen=True)
 class Wording:
-    """What is said about the classes of a data set.
+    """The descriptions of a data set's classes.
 
     Args:
         concepts: what each class is, by class name; a class without one is called by its name

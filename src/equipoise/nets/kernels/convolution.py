@@ -1,6 +1,6 @@
 """Convolutions for bfloat16 on a GPU: weights are rounded all at once, and a kernel of one pixel is a matrix product.
 
-Autocast rounds each layer's weight by a kernel of its own, and its gradient by another; small steps wait for launches.
+Autocast rounds each layer's weight in a separate kernel, and its gradient in another; small steps wait for launches.
 A product spares cuDNN's search for a plan at each new shape, which for the many such layers of an EfficientNet takes
 longer than all captures of a run. Values are the same either way.
 """
@@ -87,7 +87,7 @@ class RoundAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Their gradients; None where nobody needed one."""
+        """Their gradients; None where none was needed."""
         given = [gradient for gradient in gradients if gradient is not None]
         if torch.is_grad_enabled():  # somebody wants gradients of these gradients
             found = iter([gradient.to(ctx.precision) for gradient in given])

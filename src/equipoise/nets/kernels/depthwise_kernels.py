@@ -21,13 +21,13 @@ from equipoise.nets.kernels.layout import channel_groups
 
 #: channels of a program, and how many strips or blocks of pixels: 8 values for each of its 128 threads
 WIDTH, TILE = 32, 32
-#: pixels side by side that a thread makes at once, since they share most of what they are made from
+#: pixels side by side that a thread makes at once, since they share most of their inputs
 STRIP = 4
 #: programs that a large GPU can run at a time
 PROGRAMS = 512
 #: partial sums of a weight's gradient, and channels of them, that a program adds up at a time
 TOTALS_ROWS, TOTALS_WIDTH = 256, 16
-#: sizes that get no kernel of their own: compiling one takes longer than it saves
+#: sizes without a special kernel: compiling one takes longer than it saves
 SIZES = [
     "strips", "blocks", "stretch", "stretches", "lines", "height", "width", "down", "across", "high", "wide",
     "top", "left", "first", "sense", "groups", "entries",
@@ -165,7 +165,8 @@ def tap_totals(partial, of_taps, stretches, entries, ROWS: tl.constexpr, WIDTH: 
 
 
 def by_taps(weight: Tensor) -> Tensor:
-    """A weight (C, 1, K, K) as it is read here, (K, K, C), one tap after the other in memory: a view where it is."""
+    """A weight (C, 1, K, K) in the kernels' layout (K, K, C), one tap after the other in memory; a view if it lies so
+    already."""
     return weight.detach().squeeze(1).permute(1, 2, 0).contiguous()
 
 
@@ -230,7 +231,7 @@ def _gradient_of_weight(given: Tensor, x: Tensor, weight: Tensor, stride: int, t
 
 
 class DepthwiseConvolution(torch.autograd.Function):
-    """Each channel convolved by a kernel of its own."""
+    """Each channel convolved by a separate filter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, margins: tuple[int, int, int, int]) -> Tensor:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from equipoise.nets.kernels.activations import LEAK
 
-#: sizes that get no kernel of their own: compiling one takes longer than it saves
+#: sizes without a special kernel: compiling one takes longer than it saves
 SIZES = ["rows", "stretch", "stretches", "channels", "groups"]
 #: activations, by their places in `ACTIVATIONS`; 0 is none
 RELU, RELU6, SILU, LEAKY_RELU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)

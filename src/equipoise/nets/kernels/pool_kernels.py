@@ -19,7 +19,7 @@ from equipoise.nets.kernels.layout import channel_groups, channel_width
 
 #: values that a program gives out (forward) or takes in (backward): 8 for each of its 128 threads
 TILE_VALUES = 1024
-#: sizes that get no kernel of their own: compiling one takes longer than it saves
+#: sizes without a special kernel: compiling one takes longer than it saves
 SIZES = ["pixels", "across", "groups"]
 
 

@@ -110,7 +110,7 @@ class PooledBatchNormTraining(torch.autograd.Function):
         activation: str,
     ) -> Tensor:
         """x (B, C, H, W), channels last, H and W even; the others as for `BatchNormTraining`. (B, C, H / 2, W / 2)."""
-        # Few rows have no kernels of their own here.
+        # Few rows have no special kernels here.
         mean, inverse = statistics_of(x, Plan(x, few_rows=0), running, momentum, epsilon)
         height, width = x.shape[2] // 2, x.shape[3] // 2
         out, origins, chosen = (empty_images(x, height, width, dtype) for dtype in (x.dtype, x.dtype, torch.uint8))
