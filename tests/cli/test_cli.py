@@ -269,6 +269,26 @@ def test_a_demo_replaces_its_own_runs_and_nothing_else(equipoise, tmp_path, monk
     assert Path("demo/fedavg/events.jsonl").stat().st_ino != before and Path("demo/local/events.jsonl").exists()
 
 
+def test_a_demo_leaves_out_a_method_whose_encoder_is_not_installed(equipoise, tmp_path, monkeypatch):
+    whole = runs.make_config
+
+    def tiny(source, **top):
+        own = ["net.name=adapter", "net.encoder=efficientnet-lite0"] if top["method"] == "closed" else []
+        return whole(None, [*TINY, *own], method=top["method"])
+
+    monkeypatch.setattr(runs, "make_config", tiny)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    code, out, _ = equipoise("demo", "--methods", "fedavg,closed")
+    assert code == 0 and "The demo leaves closed out" in out and "install the extra lite" in out
+    assert Path("demo/fedavg/events.jsonl").exists() and not Path("demo/closed").exists()
+    assert equipoise("demo", "--methods", "closed", "--out", "other")[0] == 2 and not Path("other").exists()
+
+
+def test_the_demo_gives_the_closed_form_alone_a_pretrained_encoder():
+    assert make_config("demo", method="closed").net.encoder == "efficientnet-lite0"
+    assert make_config("demo", method="fedavg").net.encoder is None
+
+
 def test_a_run_that_goes_on_elsewhere_says_so(equipoise, tmp_path):
     settings = [*QUICK, "--set=train.rounds=1"]
     assert equipoise("run", "--out", "one", *settings)[0] == 0

@@ -267,7 +267,7 @@ def _refuse_cut_log(run: Path) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
-    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,fediic,prr",
+    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,fediic,prr,closed",
     preset: Annotated[str, typer.Option(help="demo, or demo-scanners: patients of a site's own diseases")] = "demo",
 ) -> None:
     """Example: equipoise demo --rounds 5
@@ -286,6 +286,7 @@ def demo(
         )
     names = [name.strip() for name in methods.split(",")]
     configs = {name: runs.make_config(preset, method=name, train=given(rounds=rounds)) for name in names}
+    configs = _without_missing_weights(configs)
     write_text(out / DEMO, "The runs in this folder are replaced by the next demo.\n")
     for name, config in configs.items():
         clear_run(out / name)
@@ -294,3 +295,20 @@ def demo(
     path = write_report(folders, out / "report.html")
     print_headline(folders)
     say(f"report: {path}")
+
+
+def _without_missing_weights(configs: dict[str, Any]) -> dict[str, Any]:
+    """The runs of a demo whose encoder is installed; a line names each of the others and what to install."""
+    from equipoise.nets.encoders import build_encoder
+
+    found = {}
+    for name, config in configs.items():
+        try:
+            if config.net.encoder:
+                build_encoder(config.net)
+            found[name] = config
+        except UserError as problem:
+            say(f"The demo leaves {name} out: {problem}")
+    if not found:
+        raise UserError("The demo has no method left to run; install what the lines above name")
+    return found
