@@ -267,7 +267,7 @@ def _refuse_cut_log(run: Path) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the demo's runs")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(min=1)] = None,
-    methods: Annotated[str, typer.Option(help="methods to compare, comma separated")] = "local,fedavg,fediic,prr,closed",
+    methods: Annotated[str, typer.Option(help="methods, comma separated")] = "local,fedavg,fediic,prr,closed",
     preset: Annotated[str, typer.Option(help="demo, or demo-scanners: patients of a site's own diseases")] = "demo",
 ) -> None:
     """Example: equipoise demo --rounds 5
