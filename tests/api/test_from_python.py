@@ -134,6 +134,24 @@ def test_a_table_of_files():
             eq.Federation.from_frame(wrong, path="file", label=column if column == "label" else "dx", site="hospital")
 
 
+def test_a_table_keeps_the_columns_of_subgroups_that_it_is_asked_for():
+    for number, image in enumerate(IMAGES):
+        Image.fromarray(image).save(f"{number}.png")
+    table = pd.DataFrame({"path": [f"{n}.png" for n in range(60)], "label": LABELS, "sex": ["F", None, "M"] * 20})
+    plain = eq.Federation.from_frame(table, size=20)
+    fed = eq.Federation.from_frame(table, size=20, subgroups=["sex"])
+    assert "sex" not in Path(plain.config.name.removeprefix("manifest:")).read_text().splitlines()[0]
+    result = eq.train(fed, rounds=1, epochs=1, out="run")
+    assert {*result.scores(by="sex")["sex"]} >= {"F", "M"}
+    with pytest.raises(eq.UserError, match="no column for subgroups='age'"):
+        eq.Federation.from_frame(table, size=20, subgroups=["age"])
+
+
+def test_a_federation_is_printed_on_one_short_line():
+    fed = eq.Federation.from_arrays(IMAGES, LABELS, SITES)
+    assert len(repr(fed)) < 200 and all(site.name in repr(fed) for site in fed.sites)
+
+
 def test_torch_datasets():
     tensors = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).float() / 255
     data = [torch.utils.data.TensorDataset(tensors[k::4], torch.from_numpy(LABELS)[k::4]) for k in range(4)]

@@ -16,7 +16,7 @@ from PIL import Image
 from test_cli import equipoise  # noqa: F401
 
 from equipoise.cli.app import app
-from equipoise.cli.screen import EXAMPLE
+from equipoise.cli.screen import EXAMPLE, console, plain_table
 from equipoise.contract.config import Config
 from equipoise.core.definitions import arguments, modules_in, summary
 from equipoise.methods import get_method, method_names
@@ -91,6 +91,23 @@ def test_a_finished_model_is_scored_on_other_images(equipoise):  # noqa: F811
     images("strange", ("bone", "nevus"))
     code, _, err = equipoise("evaluate", "run", "--data", "folder:strange")
     assert code == 2 and "does not know: bone" in err
+
+
+def test_no_score_or_interval_is_cut_off_on_a_narrow_screen(monkeypatch, equipoise):  # noqa: F811
+    equipoise("run", "--out", "run", *QUICK)
+    monkeypatch.setattr(console, "_width", 80)
+    code, out, _ = equipoise("evaluate", "run", "--interval")
+    assert code == 0 and "…" not in out and "global model" in out.splitlines()[0]
+
+
+def test_a_narrow_table_folds_words_and_keeps_numbers_whole(monkeypatch):
+    monkeypatch.setattr(console, "_width", 50)
+    rows = [("mean of sites", "F", "twenty to twenty-nine", "100.0\n100-100", "83.3\n17-100", "7.5\n5-9")]
+    with console.capture() as shown:
+        console.print(plain_table(("site", "sex", "age", "one", "two", "three"), rows))
+    lines = shown.get()
+    assert "…" not in lines and max(map(len, lines.splitlines())) <= 50
+    assert all(text in lines for text in ("mean of sites", "100-100", "17-100", "83.3", "sex"))
 
 
 def test_a_folder_of_images_is_predicted(equipoise):  # noqa: F811

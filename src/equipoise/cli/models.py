@@ -96,17 +96,23 @@ def evaluate(
         typer.echo(table.to_csv(index=False), nl=False)
         return
     shown = [metric for metric in result.task.metrics if metric.in_tables]
+    kinds = ("view", "split")
+    same = [name for name in kinds if table[name].nunique() == 1]  # the title tells these
+    told = [name for name in kinds if name not in same]
     rows = [
         (
             row["site"] or SCOPES[row["scope"]],
-            *(row[name] for name in ("view", "split", *columns, "n")),
+            *(row[name] for name in (*told, *columns, "n")),
             *(_number(row, metric) for metric in shown),
         )
         for row in table.astype({"n": int}).to_dict("records")
     ]
     headings = (metric.heading for metric in shown)
-    title = "scores, %, with 95 % intervals over groups of images" if interval else "scores, %"
-    console.print(plain_table(("site", "model", "split", *columns, "n", *headings), rows, title))
+    words = {"view": "model", "split": "images"}
+    whose = "".join(f"{table[name].iloc[0]} {words[name]}, " for name in same)
+    title = f"{whose}scores in %" + (", with 95 % intervals over groups of images" if interval else "")
+    names = ("model" if name == "view" else name for name in told)
+    console.print(plain_table(("site", *names, *columns, "n", *headings), rows, title))
 
 
 def _number(row: dict[str, Any], metric: Any) -> str:

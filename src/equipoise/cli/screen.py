@@ -17,6 +17,10 @@ console = Console()
 
 #: columns of a terminal that has room for wider gaps in a table
 ROOMY = 90
+#: wider than any table
+UNBOUNDED = 10_000
+#: a word of so many letters is never folded
+SHORT = 7
 #: how a help text begins
 EXAMPLE = "Example:"
 
@@ -34,13 +38,22 @@ class ExampleGroup(TyperGroup):
 
 
 def plain_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Table:
-    """A table in which nothing is taken for markup; the first column is never folded."""
-    gap = 1 if console.width >= ROOMY else 0
-    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1 + gap, 0, 0), pad_edge=False)
+    """A table in which nothing is taken for markup and nothing is cut off.
+
+    Where the screen is narrow, words fold before numbers do; the first column folds last.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 2 if console.width >= ROOMY else 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
-        shown.add_column(heading, no_wrap=number == 0)
-    for row in rows:
-        shown.add_row(*(escape(str(cell)) for cell in row))
+        column = [row[number] for row in cells]
+        words = [word for cell in (heading, *column) for word in cell.split()]
+        numbers = bool(column) and not any(mark.isalpha() for mark in "".join(column))
+        least = min(max(map(len, words), default=0), SHORT)  # else a column with room for nothing vanishes
+        shown.add_column(heading, no_wrap=number == 0 or numbers, overflow="fold", min_width=least)
+    for row in cells:
+        shown.add_row(*map(escape, row))
+    if console.measure(shown, options=console.options.update(width=UNBOUNDED)).minimum > console.width:
+        shown.padding = 0
     return shown
 
 

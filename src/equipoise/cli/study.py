@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from equipoise.cli import completion
-from equipoise.cli.screen import console
+from equipoise.cli.screen import console, plain_table
 from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -282,9 +280,9 @@ def list_studies() -> None:
     from equipoise.studies.grid import grid
     from equipoise.studies.study_file import load_study, study_names
 
-    table = Table("study", "what it is", "rows", "runs", "in full", box=SIMPLE_HEAD)
+    rows = []
     for name in study_names():
         found = load_study(name)
         first, everything = (len(grid(found, Path(), full=full)) for full in (False, True))
-        table.add_row(name, found.title, str(len(found.rows)), str(first), str(everything))
-    console.print(table)
+        rows.append((name, found.title, len(found.rows), first, everything))
+    console.print(plain_table(("study", "what it is", "rows", "runs", "in full"), rows))

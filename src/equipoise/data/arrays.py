@@ -133,15 +133,17 @@ def from_frame(
     split: str | None = None,
     root: Path | str | None = None,
     classes: Sequence[str] | None = None,
-    *,
     mask: str | None = None,
+    subgroups: Sequence[str] = (),
     **settings: Any,
 ) -> Federation:
     """See `Federation.from_frame`."""
     targets = {"label": label} if mask is None else {"mask": mask}
     columns = {"path": path, **targets, "site": site, "group": group, "split": split}
     given = {name: column for name, column in columns.items() if column is not None}
+    kept = [column for column in subgroups if column not in given.values()]
     absent = [f"{name}={column!r}" for name, column in given.items() if column not in table.columns]
+    absent += [f"subgroups={column!r}" for column in kept if column not in table.columns]
     if absent:
         raise UserError(
             f"the table has no column for {', '.join(absent)}; it has {first_few(map(str, table.columns), 12)}: name "
@@ -154,6 +156,7 @@ def from_frame(
     if not len(table):
         raise UserError("the table has no row, so there is nothing to train on; give one row or more")
     frame = table[[*given.values()]].astype(str).set_axis([*given], axis=1)
+    frame = frame.join(table[kept].astype(object).where(table[kept].notna(), ""))
     for name in {"path", "mask"} & {*frame.columns}:
         frame[name] = [os.path.abspath(os.path.join(root or "", file)) for file in frame[name]]
     text = frame.to_csv(index=False)

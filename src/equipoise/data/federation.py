@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from equipoise.core.errors import first_few
 from equipoise.data.config import DataConfig
 from equipoise.data.features import Features
 from equipoise.data.splits import PARTS
@@ -196,6 +197,7 @@ class Federation:
         classes: Sequence[str] | None = None,
         *,
         mask: str | None = None,
+        subgroups: Sequence[str] = (),
         **settings: Any,
     ) -> Federation:
         """A federation of the image files that a pandas table lists.
@@ -208,11 +210,12 @@ class Federation:
             label, site, group, split: the columns with the meanings of `from_arrays`
             classes: the names of the classes, in order; by default the labels, sorted
             mask: the column with the paths of masks, which take the place of labels
+            subgroups: further columns to keep with the images, such as `["sex", "age"]`, for `scores(by="sex")`
             **settings: any setting of the table `data`, such as `size=224` or `crop="squash"`
         """
         from equipoise.data.arrays import from_frame
 
-        return from_frame(table, path, label, site, group, split, root, classes, mask=mask, **settings)
+        return from_frame(table, path, label, site, group, split, root, classes, mask, subgroups, **settings)
 
     @classmethod
     def from_datasets(
@@ -252,6 +255,11 @@ class Federation:
         ]
         index = pd.MultiIndex.from_tuples(rows, names=["site", "split"])
         return pd.DataFrame(np.stack(counts), index=index, columns=pd.Index(self.classes, name="class"))
+
+    def __repr__(self) -> str:
+        """Name, classes and sites alone: the arrays of images would fill the screen."""
+        sites = first_few(site.name for site in self.sites)
+        return f"Federation({self.name!r}: {len(self.classes)} classes, {len(self.sites)} sites: {sites})"
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
