@@ -20,7 +20,7 @@ from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
 from equipoise.report.curves import flat, metric_curves, retrogress
 from equipoise.report.example_images import allowed, examples_of
-from equipoise.report.run_comparison import balanced, chance, class_recall, overlaid_learning
+from equipoise.report.run_comparison import balanced, chance, class_recall, finding, overlaid_learning, unseen_recall
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
 from equipoise.report.wording import duration, percent, ranges, traffic
@@ -835,3 +835,19 @@ def test_the_first_numbers_say_how_many_sites_they_are_the_mean_of_where_one_was
     assert f"global view, mean over sites ({sites - 1} of {sites})" in [
         remark for *_, remark in key_numbers(read_run(folder))
     ]
+
+
+def test_a_comparison_tells_how_many_images_are_found_of_classes_that_their_site_lacks(tmp_path):
+    runs = []
+    for name, right in (("fedavg", 6), ("local", 0)):
+        events = list(run_events(name, "global", TRAIN, ROUNDS))
+        for event in events:
+            if event["event"] == "final" and event["site"] == "Vienna":
+                event["confusion"][CLASSES.index("vascular")] = [8 - right, *[0] * (len(CLASSES) - 2), right]
+        runs.append(read_run(write_events(tmp_path / name, events)))
+    assert CLASSES[-1] == "vascular" and TRAIN["Vienna"][-1] == 0
+    low, recall, high, images = unseen_recall(runs[0])
+    assert (recall, images) == (6 / 8, 8) and low < recall < high
+    sentence = finding(runs, ["a", "b"])
+    assert "Of classes that a site has never seen, its model finds: a 75 %; b 0 %." in sentence
+    assert unseen_recall(read_run(write_run(tmp_path / "plain"))) is None

@@ -19,6 +19,7 @@ from equipoise.statistics import share_interval, weighted_interval
 
 MOST_SITES = 8
 MOST_CLASSES = 12
+UNSEEN = "never seen at the site"
 
 
 def same_federation(runs: Sequence[RunRecord]) -> bool:
@@ -48,6 +49,23 @@ def class_recall(run: RunRecord) -> pd.DataFrame:
     own = run.results[(run.results["view"] == run.end_view) & (run.results["recall"].str.len() > 0)]
     known = pd.DataFrame(own["recall"].tolist(), columns=classes, dtype=float).mean().dropna()
     return pd.DataFrame({"recall": known, "low": np.nan, "high": np.nan, "of": np.nan})
+
+
+def unseen_recall(run: RunRecord) -> tuple[float, float, float, int] | None:
+    """(low, recall, high, images) over images of classes that their own site has no training images of.
+
+    None for masks, and where no scored site lacks a class that it has to find.
+    """
+    if is_dense(run):
+        return None
+    train, shown, found, of = run.training_images, with_confusion(run), 0.0, 0.0
+    for row in shown[(shown["scope"] == "site") & shown["site"].isin(train.index)].itertuples():
+        counts, lacking = np.array(row.confusion, dtype=float), train.loc[row.site].to_numpy() == 0
+        found, of = found + counts.diagonal()[lacking].sum(), of + counts[lacking].sum()
+    if not of:
+        return None
+    low, high = share_interval(np.array([found]), np.array([of]))
+    return float(low[0]), found / of, float(high[0]), round(of)
 
 
 def balanced(run: RunRecord) -> tuple[float, float, float] | None:
@@ -122,10 +140,20 @@ def finding(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
         name, recalls = rare[0], pd.Series(rare[1]).sort_values(ascending=False, kind="stable")
         others = ", ".join(f"{label} {100 * value:.0f} %" for label, value in recalls.iloc[1:4].items())
         lead = f"Of the rarest class, {name}, {recalls.index[0]} finds {100 * recalls.iloc[0]:.0f} %; {others}{part}"
-        return f"{lead}. One run each cannot tell luck from method."
+        return f"{lead}.{_unseen_in_words(runs, labels)} One run each cannot tell luck from method."
     ranked = sorted(known, key=lambda label: -known[label][1])
     told = "; ".join(f"{label} {100 * known[label][1]:.0f} %" for label in ranked[:4])
     return f"{main_metric(runs[0]).title} over sites{part}: {told}. One run each cannot tell luck from method."
+
+
+def _unseen_in_words(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
+    """A sentence on classes that the image's own site lacks; empty where no run was scored on any."""
+    known = {label: own[1] for label, run in zip(labels, runs) if (own := unseen_recall(run))}
+    recalls = pd.Series(known).sort_values(ascending=False, kind="stable")
+    if len(recalls) < 2:
+        return ""
+    first, *others = (f"{label} {100 * value:.0f} %" for label, value in recalls.items())
+    return f" Of classes that a site has never seen, its model finds: {first}; {', '.join(others[:5])}."
 
 
 def _rarest(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[str, dict[str, float]] | None:
@@ -175,12 +203,22 @@ def _ranked(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
     return Panel(traces, axis, rows, title, 130 + 34 * len(known), **plot.chance_line(guess and 100 * guess))
 
 
+def _with_unseen(recalls: pd.DataFrame, run: RunRecord) -> pd.DataFrame:
+    """The recall of each class, and of all classes that the image's own site lacks."""
+    if not (own := unseen_recall(run)):
+        return recalls
+    row = pd.DataFrame([{"recall": own[1], "low": own[0], "high": own[2], "of": own[3]}], [UNSEEN])
+    return pd.concat([row, recalls])
+
+
 def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
-    """Recall per class, rarest class on top, a mark per run."""
-    recalls = [class_recall(run) for run in runs]
+    """Recall per class, rarest class on top, a mark per run; above them, that of classes which the site lacks."""
+    recalls = [_with_unseen(class_recall(run), run) for run in runs]
     images = max((run.training_images.sum() for run in runs), key=lambda counts: counts.sum())
     known = {name for own in recalls for name in own.index}
     classes = images[images.index.isin(known)].sort_values(kind="stable")[:MOST_CLASSES]
+    if UNSEEN in known:
+        classes = pd.concat([pd.Series({UNSEEN: 0}), classes])
     if not len(classes):
         return None
     traces, step, unit = [], min(0.16, 0.6 / len(runs)), unit_of(runs[0])
