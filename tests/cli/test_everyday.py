@@ -48,7 +48,7 @@ def test_a_run_goes_on_beyond_its_end_as_if_it_had_been_longer(equipoise):  # no
     assert_same_bits(all_state(Path("long")), all_state(Path("short")))
     assert tomllib.loads(Path("short/config.toml").read_text())["train"]["rounds"] == 4
     code, _, err = equipoise("run", "short", "--rounds", "2")
-    assert code == 2 and "train.rounds was 4, is 2" in err
+    assert code == 2 and "has 4 rounds and cannot be made shorter" in err
     code, _, err = equipoise("run", "short", "--rounds", "5", "--seed", "9")
     assert code == 2 and "another config" in err
 
@@ -77,6 +77,10 @@ def test_runs_are_listed_with_their_scores(equipoise):  # noqa: F811
     equipoise("run", "--out", "runs/mine", *QUICK)
     code, out, _ = equipoise("runs")
     assert re.search(r"mine fedavg phantom finished 2 \d+\.\d%", out)
+    Path("runs/mine/hospital").mkdir()
+    Path("runs/mine/hospital/events.jsonl").write_text('{"event": "start", "site": "north"}\n')
+    again = equipoise("runs")
+    assert again[:2] == (0, out), "a hospital's own log lies beside a pilot's"
 
 
 def test_a_finished_model_is_scored_on_other_images(equipoise):  # noqa: F811
@@ -164,6 +168,20 @@ def test_a_mistyped_name_is_answered_with_the_one_that_was_meant(equipoise, argu
     Path("here").mkdir()
     code, out, err = equipoise(*arguments)
     assert code == 2 and hint in err and out == "" and [path.name for path in Path().iterdir()] == ["here"]
+
+
+def test_a_mistyped_name_is_answered_without_all_other_names(equipoise):  # noqa: F811
+    for words in (("run", "--method", "fedagv"), ("run", "dem"), ("study", "phantom-al"), ("run", "--with", "margns")):
+        code, _, err = equipoise(*words)
+        assert code == 2 and "did you mean" in err and len(err) < 120
+    code, _, err = equipoise("run", "--method", "zzz")
+    assert code == 2 and all(name in err for name in method_names())
+
+
+def test_a_runs_config_is_no_study_and_is_told_what_starts_it(equipoise):  # noqa: F811
+    equipoise("init", "mine.toml", "--method", "prr")
+    code, _, err = equipoise("study", "mine.toml")
+    assert code == 2 and "equipoise run mine.toml" in err and len(err.splitlines()) == 1
 
 
 def commands(command: click.Command, name: str = "equipoise") -> dict[str, click.Command]:

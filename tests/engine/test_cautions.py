@@ -7,7 +7,7 @@ import torch
 
 from clients import COUNTS, new_client, noise_batch
 from equipoise.contract.method import Setting
-from equipoise.engine.opening import cautions, ineffective, without_own_loss
+from equipoise.engine.opening import approximate, cautions, ineffective, without_own_loss
 from equipoise.losses import difficulty_margins
 from equipoise.methods import get_method, method_names
 from harness import events, run_tiny, tiny_config, tiny_federation
@@ -200,3 +200,14 @@ def test_a_loss_that_a_preset_takes_away_is_named(method, loss, warned):
     usual = tiny_config(method)
     setting = Setting.of(usual, get_method(method), tiny_federation(usual))
     assert not list(without_own_loss(setting, get_method(method)))
+
+
+def test_a_class_that_no_site_may_tell_of_is_named_for_its_scores_are_missing():
+    sites = [{"name": "A", "valid": [9, 0], "test": [9, 7]}, {"name": "B", "valid": [8, 0], "test": [6, 0]}]
+    told = {"classes": ["nevus", "rare"], "sites": sites}
+    assert not list(approximate(0, told)) and not list(approximate(1, told))
+    first, *named = approximate(5, told)
+    assert "approximate" in first and len(named) == 1
+    assert "validation images of rare" in named[0] and "nevus" not in named[0]
+    nobody = {"classes": ["nevus", "rare"], "sites": [{"name": "A", "valid": [0, 0], "test": [5, 5]}]}
+    assert len(list(approximate(5, nobody))) == 1, "without any validation image there are no such scores"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -209,6 +214,21 @@ def served(folder: Path) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def test_an_interrupt_ends_the_page_without_a_word(run: Path):
+    pytest.importorskip("uvicorn", reason="needs the extra 'watch'")
+    pytest.importorskip("sse_starlette", reason="needs the extra 'watch'")
+    command = [sys.executable, "-m", "equipoise", "watch", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        told = re.search(r"open http://127.0.0.1:(\d+)/", page.stdout.readline())
+        assert told is not None
+        while socket.socket().connect_ex(("127.0.0.1", int(told[1]))):
+            time.sleep(0.01)
+        page.send_signal(signal.SIGINT)
+        out, err = page.communicate(timeout=60)
+    assert (out, err, page.returncode) == ("", "", 0)
 
 
 def test_only_who_has_the_token_and_the_right_name_gets_in_and_nothing_can_be_written(run: Path):

@@ -211,8 +211,8 @@ def runs(folder: Annotated[Path, typer.Argument(help="the folder with the runs' 
     rows = []
     for run in found:
         events = list(events_in((run / "events.jsonl").read_bytes()))
-        start = next((event for event in events if event["event"] == "start"), None)
-        if start is None:
+        start = next((event for event in events if event["event"] == "start"), {})
+        if "config" not in start:  # what a hospital keeps of a run has none
             continue
         rounds = [event["round"] for event in events if event["event"] == "round"]
         done = max(rounds, default=0)

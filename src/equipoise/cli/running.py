@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from equipoise.cli import completion
 from equipoise.cli.data import Columns, Layout
@@ -227,10 +227,11 @@ def print_headline(folders: list[Path]) -> None:
     title = "test, %" if {*rows["part"]} <= {"test"} else "validation, % (no test results)"
     gap = 1 if console.width >= ROOMY else 0
     heading = "method" if (rows["label"] == rows["method"]).all() else "run"
-    table = Table(heading, "model", "scope", title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+    words = (Column(name, overflow="fold") for name in (heading, "model", "scope"))
+    table = Table(*words, title=title, box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
     columns = columns_of(rows)
     for column in columns:
-        table.add_column(column.heading, justify="right")
+        table.add_column(column.heading, justify="right", no_wrap=True, overflow="fold")
     for _, row in rows.iterrows():
         values = (column.told(row[column.name]) for column in columns)
         table.add_row(escape(row["label"]), row["view"], escape(row["title"].replace("mean over ", "")), *values)

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from equipoise.core.errors import UserError, as_text
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import entry_names, is_plugin
-from equipoise.core.suggestions import meant
+from equipoise.core.suggestions import meant, meant_or_all
 from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
 from equipoise.data.augment.config import AugmentConfig
@@ -418,9 +418,7 @@ def read_raw(source: str | None) -> dict[str, Any]:
     elif Path(source).is_file():
         content = Path(source).read_bytes()
     else:
-        close = meant(source, preset_names())
-        hint = f"; did you mean '{close}'?" if close else ";"
-        raise UserError(f"'{source}' is neither a file nor a preset{hint} presets: {', '.join(preset_names())}")
+        raise UserError(f"'{source}' is neither a file nor a preset; {meant_or_all(source, preset_names(), 'presets')}")
     return parse_toml(content, source)
 
 

@@ -25,13 +25,23 @@ def meant(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = N
     return spellings[close[0]] if close else None
 
 
-def unknown(what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> UserError:
-    """The error for a name that does not exist; `what` is what it should name, such as "method"."""
+def meant_or_all(name: str, known: Iterable[str], several: str, aliases: Mapping[str, str] | None = None) -> str:
+    """What an error about a name ends with: the name that was probably meant, or else all names.
+
+    >>> meant_or_all("demmo", ["demo", "prr"], "presets")
+    "did you mean 'demo'?"
+    >>> meant_or_all("x", ["demo", "prr"], "presets")
+    'presets: demo, prr'
+    """
     names = list(known)
     close = meant(name, names, aliases)
-    hint = f"; did you mean '{close}'?" if close else ""
+    return f"did you mean '{close}'?" if close else f"{several}: {', '.join(names) or 'none'}"
+
+
+def unknown(what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> UserError:
+    """The error for a name that does not exist; `what` is what it should name, such as "method"."""
     several = f"{what}es" if what.endswith("s") else f"{what}s"
-    return UserError(f"there is no {what} '{name}'{hint or ';'} {several}: {', '.join(names) or 'none'}")
+    return UserError(f"there is no {what} '{name}'; {meant_or_all(name, known, several, aliases)}")
 
 
 def _bare(name: str) -> str:

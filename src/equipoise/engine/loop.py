@@ -174,7 +174,7 @@ class Run:
         warnings = [
             *self.federation.warnings,
             *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
-            *approximate(self.config.privacy.limit),
+            *approximate(self.config.privacy.limit, self.data_told),
             *alone(self.setting, self.method, self.sites),
             *cautions(self.setting, self.method, self.data_told["sites"]),
             *without_own_loss(self.setting, self.method),

@@ -54,6 +54,11 @@ def resumed(
             )
         return None
     if latest.digest != config.digest() and not _extends(folder, config, latest):
+        if (longest := _longer(folder, config, latest)) is not None:
+            raise UserError(
+                f"the run in {folder} has {longest} rounds and cannot be made shorter, to {config.train.rounds}; ask "
+                f"for {longest} or more, or choose another --out"
+            )
         raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
     _check_plugins(folder, config)
     if latest.data != data:
@@ -83,10 +88,22 @@ def warned_on_resume(log: Path, useless: Sequence[int], device: str) -> Iterator
 
 def rounds_before(folder: Path, config: Config) -> int | None:
     """The number of rounds that the run in a folder had so far, where its config now asks for more; else None."""
+    before = _rounds_written(folder)
+    return before if before is not None and before < config.train.rounds else None
+
+
+def _rounds_written(folder: Path) -> int | None:
     path = folder / "config.toml"
     written = dotted(tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     before = written.get("train.rounds")
-    return before if isinstance(before, int) and before < config.train.rounds else None
+    return before if isinstance(before, int) else None
+
+
+def _longer(folder: Path, config: Config, latest: Manifest) -> int | None:
+    """The rounds of the run in the folder, where the config asks for fewer and differs in nothing else; else None."""
+    before = _rounds_written(folder)
+    alike = before is not None and config.with_rounds(before).digest() == latest.digest
+    return before if alike else None
 
 
 def _extends(folder: Path, config: Config, latest: Manifest) -> bool:
@@ -152,14 +169,22 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
         )
 
 
-def approximate(least: int) -> Iterator[str]:
-    """What `privacy.least` does to the scores of a run, where it does anything."""
+def approximate(least: int, told: Mapping[str, Any]) -> Iterator[str]:
+    """What `privacy.least` does to the scores of a run, where it does anything; `told` as `data_told` has it."""
     if least > 1:
         yield (
             f"privacy.least = {least}: scores leave out the images of classes of which a site has fewer than {least} "
             f"in a part. Confusion cells below {least} join others, so recall, F1, accuracy and ECE are approximate; "
             "AUC and loss are exact"
         )
+        for part, what in (("valid", "validation"), ("test", "test")):
+            counts = zip(*(site[part] for site in told["sites"]), strict=True)
+            silent = [name for name, own in zip(told["classes"], counts, strict=False) if not any(own)]
+            if 0 < len(silent) < len(told["classes"]):
+                yield (
+                    f"privacy.least = {least}: no site may tell of its {what} images of {', '.join(silent)}. The "
+                    f"{what} scores are those of the other classes alone, and say nothing of these"
+                )
 
 
 def without_own_loss(setting: Setting, method: Method) -> Iterator[str]:

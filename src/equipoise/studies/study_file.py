@@ -14,7 +14,7 @@ from equipoise.contract.config import Table, parse_toml, validated
 from equipoise.core.definitions import modules_in, names_in_papers
 from equipoise.core.errors import UserError
 from equipoise.core.plugins import entry_names, is_plugin
-from equipoise.core.suggestions import unknown
+from equipoise.core.suggestions import meant_or_all, unknown
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 
@@ -210,8 +210,11 @@ def load_study(source: str) -> StudyConfig:
     elif Path(source).is_file():
         content = Path(source).read_bytes()
     else:
-        raise UserError(f"'{source}' is neither a file nor a study; studies: {', '.join(study_names()) or 'none'}")
-    study = validated(StudyConfig, parse_toml(content, source), source)
+        raise UserError(f"'{source}' is neither a file nor a study; {meant_or_all(source, study_names(), 'studies')}")
+    tables = parse_toml(content, source)
+    if "row" not in tables and {"method", "train"} & tables.keys():
+        raise UserError(f"{source} is the config of a run and no study; start it with: equipoise run {source}")
+    study = validated(StudyConfig, tables, source)
     beside = Path(source).parent / (study.preset or "")
     if study.preset and source not in study_names() and beside.is_file():  # a file is looked for beside the study's
         study = study.model_copy(update={"preset": str(beside)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -108,9 +109,11 @@ def serve(followed: Followed, port: int, say: Callable[[str], None], token: str 
             bound.bind((LOOPBACK, port))
         except OSError as problem:
             raise UserError(f"Port {port} cannot be used: {problem.strerror}. Choose another with --port.") from None
-        say(f"http://{LOOPBACK}:{bound.getsockname()[1]}/?token={token}")
-        settings = uvicorn.Config(make_app(followed, token), log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(settings).run(sockets=[bound])
+        app = make_app(followed, token)
+        settings = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        with contextlib.suppress(KeyboardInterrupt):  # the page's usual end, which uvicorn raises once more
+            say(f"http://{LOOPBACK}:{bound.getsockname()[1]}/?token={token}")
+            uvicorn.Server(settings).run(sockets=[bound])
 
 
 def wait_for(path: Path, patience: float = 0.0) -> None:
