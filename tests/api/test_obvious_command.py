@@ -57,4 +57,6 @@ def test_plain_cross_entropy_in_place_of_a_methods_loss_is_told(loss, told):
     config = tiny_config("fednpr", f"train.loss={loss}")
     method = get_method("fednpr")
     setting = Setting.of(config, method, tiny_federation(config))
-    assert ("takes the loss of fednpr away" in " ".join(ineffective(setting, method, ("a",), "global"))) == told
+    assert (
+        "replaces balanced_softmax, the loss of fednpr" in " ".join(ineffective(setting, method, ("a",), "global"))
+    ) == told

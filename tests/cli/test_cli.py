@@ -298,7 +298,7 @@ def test_a_run_that_goes_on_elsewhere_says_so(equipoise, tmp_path):
     log.write_text(text.replace('"device": "cpu"', '"device": "gpu"', 1))  # as many bytes, so that the log stays whole
     assert equipoise("run", "--out", "one", *settings, "--resume")[0] == 0
     assert [e["text"] for e in events(tmp_path / "one", "warning")] == [
-        "the run began on gpu and goes on on cpu: its bits are those of neither"
+        "the run began on gpu and continues on cpu, so its scores may differ slightly from either's; add --device gpu"
     ]
 
 

@@ -100,4 +100,4 @@ def test_a_method_that_exchanges_models_warns_where_one_site_trains(tmp_path, lo
     for method, warned in (("fedavg", True), ("local", False), ("central", False)):
         Run(tiny_config(method), get_method(method), federation, tmp_path / method).execute()
         told = events(tmp_path / method)[0]["warnings"]
-        assert any("one site trains (x): fedavg has no other site" in text for text in told) == warned
+        assert any("only one site trains (x), so fedavg exchanges nothing" in text for text in told) == warned

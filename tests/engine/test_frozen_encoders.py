@@ -166,9 +166,9 @@ def test_features_of_other_weights_are_stale(tmp_path):
     first = store_of(featured(*told)[1])
     save_file({key: value * 1.5 for key, value in net.state_dict().items()}, weights)
     assert store_of(featured(*told)[1]).folder != first.folder
-    with pytest.raises(UserError, match="is not what it was when the run began"):
+    with pytest.raises(UserError, match="has changed since the run began"):
         load_predictor(folder)
-    with pytest.raises(UserError, match="is not what it was when the run began"):
+    with pytest.raises(UserError, match="has changed since the run began"):
         prepare_run(make_config(str(folder / "config.toml")), folder)
 
 

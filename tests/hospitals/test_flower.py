@@ -524,7 +524,7 @@ def test_a_site_whose_data_has_changed_since_the_run_began_refuses(tmp_path):
     folder = Hospitals(tmp_path, post=Swaps).run()
     assert [list(event["missing"].values()) for event in events(folder, "round")] == [
         [],
-        ["this site's data is not what it was when the run began"],
+        ["this site's data has changed since the run began"],
     ]
 
 

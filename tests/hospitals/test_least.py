@@ -235,7 +235,7 @@ def test_a_site_refuses_a_run_that_would_tell_of_fewer_images(tmp_path):
     hospitals = Hospitals(tmp_path, "fedavg", "privacy.least=3")
     for office in hospitals.post.offices.values():
         office.least = FEW
-    with pytest.raises(UserError, match=r"tells of no fewer than 5 images: set privacy\.least to 5"):
+    with pytest.raises(UserError, match=r"reports no number below 5 images: set privacy\.least to 5"):
         hospitals.run()
 
 

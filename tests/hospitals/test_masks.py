@@ -243,14 +243,14 @@ def test_a_site_sends_nothing_without_masks(tmp_path):
             return super().carry(site, parcel)
 
     folder = Hospitals(tmp_path, "fedavg", *SECURE, post=Forgets).run()
-    assert all("under masks alone" in event["missing"]["site 2"] for event in events(folder, "round"))
+    assert all("only under masks" in event["missing"]["site 2"] for event in events(folder, "round"))
 
 
 def test_a_site_may_take_part_in_runs_with_secure_sums_alone(tmp_path):
     hospitals = Hospitals(tmp_path, "fedavg")
     hospitals.post.offices["site 2"].identity = Identity(alone=True)
     for event in events(hospitals.run(), "round"):
-        assert event["missing"] == {"site 2": "this site takes part in runs with privacy.secure_sums = true alone"}
+        assert event["missing"] == {"site 2": "this site refuses runs without privacy.secure_sums = true"}
 
 
 def test_two_sites_are_refused(tmp_path):

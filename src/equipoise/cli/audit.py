@@ -41,8 +41,8 @@ def audit(
         table.add_row(escape(name), *numbers, _interval(group["auc"], 1, 2), _interval(group["found"], 100, 0))
     console.print(table)
     say(
-        "AUC 0.5 is chance. Found: training images that are found while 1 % of the others are taken for such; 1 % is "
-        f"chance. In brackets: 95 % intervals over images. Written to {run_folder / FILE}"
+        "AUC 0.5 is chance. Found: share of training images found at a false alarm rate of 1 %; chance is 1 %. In "
+        f"brackets: 95 % intervals over images. Written to {run_folder / FILE}"
     )
 
 

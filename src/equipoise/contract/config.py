@@ -60,10 +60,10 @@ class OptimiserConfig(Table):
     lr: PositiveFloat = Field(0.02, description="learning rate of the first round")
     momentum: Decay = Field(0.9, description="SGD only")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
-    weight_decay: float = Field(0.0, ge=0, description="L2, added to the gradient; AdamW: by itself, times the rate")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the gradient; AdamW: decoupled, times the rate")
     decay_absent: bool = Field(
         True,
-        description="false: weight decay spares the head's rows of classes that the site has no training image of",
+        description="false: no weight decay for the head's rows of classes without training images at the site",
         json_schema_extra=LATER,
     )
     keep: bool = Field(False, description="keep the moments from round to round instead of starting anew")
@@ -80,8 +80,8 @@ class ScheduleConfig(Table):
     name: Literal["constant", "step", "multistep", "exponential"] = Field(
         "constant", description="exponential: multiply by gamma after each round"
     )
-    every: PositiveInt = Field(10, description="step: multiply by gamma every so many rounds")
-    milestones: tuple[NonNegativeInt, ...] = Field((), description="multistep: multiply by gamma after so many rounds")
+    every: PositiveInt = Field(10, description="step: rounds between two multiplications by gamma")
+    milestones: tuple[NonNegativeInt, ...] = Field((), description="multistep: rounds after which gamma multiplies")
     gamma: float = Field(0.5, gt=0, le=1, description="factor of one decay")
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
@@ -109,10 +109,10 @@ class TrainConfig(Table):
 
     rounds: PositiveInt = Field(20, description="rounds of communication")
     epochs: PositiveInt = Field(
-        3, description="passes over a site's training images in a round; PRR takes its third step in the third"
+        3, description="passes over a site's training images in a round; PRR needs three for its third step"
     )
     steps: PositiveInt | None = Field(None, description="local steps a round, instead of epochs")
-    batch_size: int = Field(32, ge=2, description="images of a local step")
+    batch_size: int = Field(32, ge=2, description="batch size of local training")
     loss: str = Field("ce", description="supervised loss: ce, or the name of a loss among `equipoise components`")
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -130,21 +130,21 @@ class EvaluationConfig(Table):
     every: PositiveInt = Field(1, description="rounds between two evaluations")
     batch_size: PositiveInt = Field(256, description="images at a time")
     rule: Literal["best", "last", "mean_last"] = Field(
-        "best", description="the round that is reported: the best on validation data, the last, or the last ones' mean"
+        "best", description="reported round: the best on validation data, the last, or the mean of the last ones"
     )
     metric: ChoosingMetric = Field(
-        METRICS[0].name, description="the validation score that decides; of segmentation, by itself dice"
+        METRICS[0].name, description="validation score that selects the round; default for segmentation: dice"
     )
     view: Literal["auto", "global", "personal"] = Field(
         "auto",
-        description="whose validation score decides: personal models where the method has them. Where the global one "
-        "does, personal models that sites make by fine-tuning are measured at the end alone",
+        description="models whose validation score selects the round; auto: personal models if the method has them. "
+        "With global, sites fine-tune and measure personal models only at the end",
     )
     select: Literal["federation", "site"] = Field(
-        "federation", description="one round for all, or each site's best of its personal model on its own validation"
+        "federation", description="one round for all, or for each site the best round of its personal model"
     )
     first_round: PositiveInt = Field(1, description="rounds before this one are never selected")
-    last: PositiveInt = Field(5, description="mean_last: how many rounds")
+    last: PositiveInt = Field(5, description="mean_last: number of rounds")
     trained: bool = Field(True, description="also measure right after local training (retrogress)")
     trained_test: bool = Field(False, description="report test scores right after local training too (FedNPR's)")
     test: Literal["selected", "always"] = Field("selected", description="when the test part is measured")
@@ -183,7 +183,7 @@ class EvaluationConfig(Table):
 class CheckpointConfig(Table):
     """Which rounds stay on disk."""
 
-    keep: PositiveInt = Field(2, description="the last so many rounds, besides those that they selected")
+    keep: PositiveInt = Field(2, description="number of last rounds to keep, besides the rounds that they selected")
     every: PositiveInt = Field(1, description="rounds between checkpoints")
 
 
@@ -191,9 +191,11 @@ class ComputeConfig(Table):
     """Where and how the arithmetic runs. `threads`, `device`, `precision` and `channels_last` change bits."""
 
     device: str = Field("auto", description="cpu, cuda or cuda:1; auto: the GPU where there is one")
-    workers: PositiveInt = Field(1, description="processes on a CPU; change no bit")
+    workers: PositiveInt = Field(1, description="worker processes on a CPU; scores do not depend on them")
     threads: int = Field(1, ge=1, le=1024, description="threads of a process")
-    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of nets on a GPU; bf16: by autocast")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="precision of nets on a GPU; bf16 uses autocast"
+    )
     channels_last: bool = Field(False, description="memory layout of images; Equipoise's kernels need channels_last")
     deterministic: bool = Field(True, description="deterministic GPU kernels")
     slots: int = Field(0, ge=0, description="models in training at a time on a GPU; 0: as many as fit")
@@ -209,12 +211,12 @@ class NprConfig(Table):
     normalise: Literal["layernorm", "none", "temperature"] = Field("layernorm", description="of the cosines")
     classes: Literal["present", "all"] = Field(
         "present",
-        description="classes that compete in layer norm and softmax: those with sub-clusters at the site; all (as "
-        "released): classes without any stand there as random directions",
+        description="classes in layer norm and softmax; present: those with sub-clusters at the site; all (as "
+        "released): the rest enter as random directions",
         json_schema_extra=LATER,
     )
     temperature: PositiveFloat = Field(0.1, description="divides cosines where normalise is temperature")
-    view: Literal["plain", "augmented"] = Field("plain", description="the images that sub-clusters are found on")
+    view: Literal["plain", "augmented"] = Field("plain", description="views of the images that form the sub-clusters")
     supervised: bool = Field(True, description="false: NPR alone trains, the nearest prototype predicts")
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
@@ -242,27 +244,27 @@ class PrivacyConfig(Table):
     )
     secure_sums: bool = Field(
         False,
-        description="the server sees sums over sites alone: of models, counts and evaluations; three sites at least",
+        description="the server sees only sums over sites of models, counts and evaluations; needs three sites",
         json_schema_extra=LATER,
     )
     epsilon: PositiveFloat | None = Field(
         None,
-        description="differential privacy: how much all that leaves a site in a run may tell of one image; none: off",
+        description="epsilon of differential privacy for one image, over all that leaves a site in a run; none: off",
         json_schema_extra=LATER,
     )
     delta: float = Field(
         1e-5,
         gt=0,
         lt=1,
-        description="chance that epsilon does not hold; below 1 / images of a site",
+        description="delta: chance that epsilon does not hold; below 1 / images of a site",
         json_schema_extra=LATER,
     )
     clip: PositiveFloat = Field(
-        1.0, description="longest gradient of one image under privacy.epsilon", json_schema_extra=LATER
+        1.0, description="largest gradient norm of one image under privacy.epsilon", json_schema_extra=LATER
     )
     counts_noise: PositiveFloat = Field(
         10.0,
-        description="under privacy.epsilon: deviation of the noise on a site's number of images of each class",
+        description="under privacy.epsilon: standard deviation of the noise on a site's images of each class",
         json_schema_extra=LATER,
     )
 
@@ -305,7 +307,7 @@ class Config(Table):
 
     name: str = Field("", description="the run's name; empty: made of method, data and seed")
     method: str = Field("fedavg", description="see `equipoise methods`")
-    seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn")
+    seed: int = Field(1, ge=0, lt=2**32, description="random seed for splits, weights and batches")
     data: DataConfig = DataConfig()
     net: NetConfig = NetConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -317,7 +319,7 @@ class Config(Table):
     privacy: PrivacyConfig = Field(PrivacyConfig(), json_schema_extra=LATER)
     report: ReportConfig = Field(ReportConfig(), json_schema_extra=LATER)
     components: tuple[str, ...] = Field(
-        (), description="ideas put on the method, see `equipoise components`", json_schema_extra=LATER
+        (), description="components added to the method, see `equipoise components`", json_schema_extra=LATER
     )
     plugins: dict[str, str] = Field(
         {},

@@ -19,7 +19,7 @@ class PhantomConfig(Table):
 
     sites: int = Field(default=4, ge=1, le=MOST_SITES, description="number of sites")
     classes: int = Field(default=5, ge=2, le=8, description="number of classes")
-    images: int = Field(default=2000, ge=2, le=MOST_IMAGES, description="images over all sites and parts")
+    images: int = Field(default=2000, ge=2, le=MOST_IMAGES, description="number of images over all sites and parts")
     size: int = Field(default=32, ge=16, le=512, description="pixels per side")
     imbalance: float = Field(default=20.0, ge=1, description="most frequent class : rarest class")
     missing: float = Field(default=0.2, ge=0, lt=1, description="share of the classes that each site lacks")
@@ -38,7 +38,7 @@ class PhantomConfig(Table):
         description="images have masks of skin, lesion and ulcer instead of a class: for segmentation",
         json_schema_extra=LATER,
     )
-    seed: int = Field(default=0, ge=0, description="of the images; the run's seed does not change them")
+    seed: int = Field(default=0, ge=0, description="random seed of the images; the run's seed does not change them")
 
 
 class ColumnNames(Table):
@@ -91,7 +91,7 @@ class DataConfig(Table):
     split: Literal["authors", "grouped", "sites"] = Field(
         default="authors", description="grouped: no lesion in two parts; sites: whole sites train, validate or test"
     )
-    split_seed: int = Field(default=0, ge=0, description="for the splits that are drawn here")
+    split_seed: int = Field(default=0, ge=0, description="random seed of drawn splits")
     folds: int | None = Field(
         default=None,
         ge=2,
@@ -102,18 +102,18 @@ class DataConfig(Table):
     fold: int = Field(default=0, ge=0, description="the fold that tests, counted from 0", json_schema_extra=LATER)
     leave_out: str | None = Field(
         default=None,
-        description="a site that takes no part: it tests the models as an unseen cohort, with all its images",
+        description="site without training: all its images test the models as an unseen cohort",
         json_schema_extra=LATER,
     )
     kept_apart: Literal["own", "any"] | None = Field(
         default=None,
-        description="a fifth of all lesions, by a fixed hash, tests alone, and other images never test; own: at their "
-        "own sites, any: all of them at each site",
+        description="the only test images are a fixed fifth of all lesions. own: each site tests on its part; any: "
+        "each site tests on all of them",
         json_schema_extra=LATER,
     )
 
     partition: Literal["source", "dirichlet_equal", "dirichlet_per_class", "concentration"] | None = Field(
-        default=None, description="how training images go to sites; default the source's own way"
+        default=None, description="division of training images among sites; default: the source's"
     )
     sites: int | None = Field(
         default=None,
@@ -126,17 +126,19 @@ class DataConfig(Table):
     removal: float = Field(default=0.3, ge=0, lt=1, description="chance that a site loses a class (concentration)")
     partition_seed: int | None = Field(default=None, ge=0, lt=2**32, description="default: the run's seed")
     min_images: int = Field(default=1, ge=1, description="fewest training images a site may have")
-    redraw: bool = Field(default=False, description="draw again until no site is too small")
-    training_sites: tuple[str, ...] | None = Field(default=None, description="the others only validate and test")
+    redraw: bool = Field(default=False, description="repeat the draw until no site is too small")
+    training_sites: tuple[str, ...] | None = Field(
+        default=None, description="sites that train; the others only validate and test"
+    )
 
     imbalance: float | None = Field(default=None, ge=1, description="subsample training images to this long tail")
     images: int | None = Field(
         default=None,
         ge=1,
-        description="so many images of all, drawn with data.split_seed; each site and class keeps its share",
+        description="number of images to keep, drawn with data.split_seed; each site and class keeps its share",
         json_schema_extra=LATER,
     )
-    limit: int | None = Field(default=None, ge=1, description="at most this many images per site and part")
+    limit: int | None = Field(default=None, ge=1, description="largest number of images per site and part")
     phantom: PhantomConfig = PhantomConfig()
 
     @model_validator(mode="after")

@@ -83,7 +83,10 @@ def warned_on_resume(log: Path, useless: Sequence[int], device: str) -> Iterator
         yield f"damaged checkpoints were deleted when the run went on: round {', '.join(map(str, useless))}"
     began = first_event(log).get("device", device)
     if began != device:
-        yield f"the run began on {began} and goes on on {device}: its bits are those of neither"
+        yield (
+            f"the run began on {began} and continues on {device}, so its scores may differ slightly from either's; "
+            f"add --device {began}"
+        )
 
 
 def rounds_before(folder: Path, config: Config) -> int | None:
@@ -162,10 +165,10 @@ def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) 
     given = {word for component in components for word in component.gives()}
     if missing_somewhere and "absent classes" in lacks - given:
         yield (
-            f"some sites lack classes that others have; {config.method} hardly trains the weights of such classes "
-            "there. Weight decay moves them, and Adam makes its steps as long as any: they may be predicted much too "
-            "often, or never. train.optimiser.decay_absent = false spares them; "
-            'name = "adamw" keeps weight decay apart; weight_decay = 0 leaves it out'
+            f"some sites lack classes that others have, and {config.method} hardly trains the weights of these "
+            "classes there. Weight decay still moves them with Adam's full steps, so models may predict them much too "
+            "often or never. Set train.optimiser.decay_absent = false. Or "
+            'set name = "adamw" to decouple weight decay, or weight_decay = 0 to remove it'
         )
 
 
@@ -192,8 +195,8 @@ def without_own_loss(setting: Setting, method: Method) -> Iterator[str]:
     usual, loss = method.defaults.get("train", {}).get("loss"), setting.config.train.loss
     if usual and loss != usual:
         yield (
-            f"train.loss = '{loss}' takes the place of {usual}, by which {setting.config.method} trains by default; "
-            f"--set train.loss={usual} brings it back"
+            f"train.loss = '{loss}' replaces {usual}, the default loss of {setting.config.method}; "
+            f"--set train.loss={usual} restores it"
         )
 
 
@@ -203,8 +206,9 @@ def alone(setting: Setting, method: Method, sites: Sequence[str]) -> Iterator[st
     exchanges = not method.pooled and any(method.client_class(config).discloses.values())
     if len(sites) == 1 and exchanges:
         yield (
-            f"one site trains ({sites[0]}): {config.method} has no other site to exchange with. data.partition and "
-            "data.sites share the images out; a column site, or folders site/class/, tell which hospital has which"
+            f"only one site trains ({sites[0]}), so {config.method} exchanges nothing with other sites. Name the "
+            "hospitals in a column site or in folders site/class/, or divide the images with data.partition and "
+            "data.sites"
         )
 
 
@@ -234,12 +238,9 @@ def ineffective(setting: Setting, method: Method, tested: Sequence[str], judged:
                     yield f"{where}.{name} = {value!r} has no effect: {reason}"
     usual_loss = method.defaults.get("train", {}).get("loss", "ce")
     if config.train.loss == "ce" != usual_loss and "train.loss" not in replaced and not config.components:
-        yield (
-            f"train.loss = 'ce' takes the loss of {config.method} away, which is {usual_loss}; leave train.loss out to "
-            "keep it"
-        )
+        yield f"train.loss = 'ce' replaces {usual_loss}, the loss of {config.method}; leave train.loss out to keep it"
     if config.evaluation.select == "site" and judged == "global":
-        yield "evaluation.select = 'site' has no effect: the global model is judged, which is one for all sites"
+        yield "evaluation.select = 'site' has no effect: the global model selects the round, and all sites share it"
     if config.evaluation.trained_test and not tested:
         yield "evaluation.trained_test = True has no effect: no training site has separate test images"
 

@@ -1,7 +1,7 @@
 """Updates in fewer bits: a site sends by how much weights changed, rounded, and keeps the rounding error.
 
 It adds the error to its next update (error feedback; Seide et al., 2014; Karimireddy et al., 2019). So the sum of all
-that the server was told differs from the sum of all updates by the last error alone, however many rounds there are.
+received updates differs from the sum of all updates by the last error only, for any number of rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.contract.protocol import Tensors, Value, flatten
 from equipoise.hospitals.parcels import Contents, UnreadableParcel, prepare, tensor_digest, widened
 
-#: how updates travel: as they are, or as changes in 16 or 8 bits
+#: form of sent updates: full, or as changes in 16 or 8 bits
 WIRES = ("fp32", "fp16", "int8")
 LARGEST = 127
 #: where a site's kept tensors hold rounding errors
@@ -28,7 +28,7 @@ def compress(
     """A reply with its weights as rounded changes of those that were received, and the new residuals by name.
 
     Weights here have two or more axes and lie in a dict that the message has, too. Biases, statistics of norms and
-    tensors that stand alone are few numbers, of which some must stay positive: they travel as they are.
+    tensors that stand alone are few numbers, of which some must stay positive: they travel unrounded.
     """
     if wire not in WIRES:
         raise UnreadableParcel(f"weights are to travel as '{str(wire)[:20]}', which this version does not know")

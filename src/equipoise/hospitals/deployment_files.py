@@ -82,17 +82,19 @@ class SiteFile(DeploymentFile):
     name: str = Field(min_length=1, description="the site's name in the consortium, as the server's file has it")
     superlink: Address = Field(description="the server's address, HOST:PORT")
     data: DataConfig
-    seed: int = Field(1, ge=0, lt=2**32, description="draws the partition, where the data is one that is partitioned")
+    seed: int = Field(1, ge=0, lt=2**32, description="random seed of the partition, if the data is partitioned")
     policy: dict[str, list[str]] = Field(description="{action: entries that may leave}; see `equipoise methods show`")
     plugins: tuple[str, ...] = Field(
         (), description="plug-ins that a run may use here: file.py or package.module, as the run names them"
     )
     peers: Path | None = Field(
-        None, description="folder with the other sites' public keys, SITE.pub; secure sums take part with no others"
+        None, description="folder with the other sites' public keys, SITE.pub; secure sums refuse all other sites"
     )
     secure_sums: bool = Field(False, description="refuse every run without privacy.secure_sums")
     least: int = Field(
-        LEAST, ge=0, description="no count, sum or mean of fewer images leaves; runs with a lower limit are refused"
+        LEAST,
+        ge=0,
+        description="no count, sum or mean of fewer images leaves; the site refuses runs with a lower limit",
     )
     ca: Path | None = Field(None, description="certificate of the consortium's CA")
     key: Path | None = Field(None, description="this node's private key")

@@ -43,18 +43,18 @@ class FlowerOptions(Table):
     half: bool = Field(False, description="round weights to half precision on the wire, both ways, without feedback")
     wire: Literal["fp32", "fp16", "int8"] = Field(
         "fp32",
-        description="how weights travel: `fp32` as they are; else models go out in 16 bits and updates come back in 16 "
-        "or 8, and a site adds the error of rounding to its next update",
+        description="precision of weights on the wire; `fp32`: full. Otherwise models go out in 16 bits and updates "
+        "return in 16 or 8. A site adds the rounding error to its next update",
     )
     norm_bound: PositiveFloat = Field(
         10.0,
-        description="an update this many times as long as the median of the others is refused; a site that has more "
-        "training images than the others takes more steps, and may go further in proportion",
+        description="the server refuses an update longer than this multiple of the other updates' median. The limit "
+        "grows for sites with more training images, since they take more steps",
     )
     loss_bound: PositiveFloat = Field(
         100.0,
-        description="a loss, sum or prototype this many times as large as the median of the others is refused; losses "
-        "count as those of guessing at least",
+        description="the server refuses a loss, sum or prototype above this multiple of the others' median. A loss "
+        "counts as at least that of guessing",
     )
 
 

@@ -164,14 +164,14 @@ class Office:
         self._allow(work.config, type(work.slot.client))
         own = digest_of(self.described(work.config))
         if header["described"].get(self.site, own) != own:
-            raise Refused("this site's data is not what it was when the run began")
+            raise Refused("this site's data has changed since the run began")
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
             return self._publish(work, records, header, message)
         if header["action"] in SUM_ACTIONS:
             return _reply(sum=self._desk(records, header).answer(header["action"], header["sum"]))
         if work.config.privacy.secure_sums and header["site"] == self.site and "sum" not in header:
-            raise Refused("with privacy.secure_sums this site's numbers leave it under masks alone")
+            raise Refused("with privacy.secure_sums this site sends its numbers only under masks")
         stored = records.reply(header) if header["version"] else None
         if stored is None:
             stored = self._perform(work, records, header, message)
@@ -194,7 +194,7 @@ class Office:
         return description | noisy_description(config, self.site, description["counts"], self._noise_key)
 
     def _description(self, least: int) -> dict[str, Any]:
-        """What the site says of its data where it tells of no fewer images of a class."""
+        """The site's description of its data, without numbers below this limit."""
         if least not in self._descriptions:
             self._descriptions[least] = describe(self.site, self.federation, least)
         return self._descriptions[least]
@@ -208,16 +208,17 @@ class Office:
         return int(path.read_text(encoding="ascii"), 16)
 
     def _allow(self, config: Config, client: type) -> None:
-        """Refuse a method that sends what the policy does not allow, or tells of fewer images than the site does."""
+        """Refuse a method that sends what the policy does not allow, or reports lower numbers of images than the site
+        allows."""
         try:
             check_policy(self.policy, config.composition, client)
         except UserError as problem:
             raise Refused(str(problem)) from None
         if self.identity.alone and not config.privacy.secure_sums:
-            raise Refused("this site takes part in runs with privacy.secure_sums = true alone")
+            raise Refused("this site refuses runs without privacy.secure_sums = true")
         if config.privacy.epsilon is None and config.privacy.least < self.least:
             raise Refused(
-                f"this site tells of no fewer than {self.least} images: set privacy.least to {self.least} at the "
+                f"this site reports no number below {self.least} images: set privacy.least to {self.least} at the "
                 "server, or let the site lower `least` in its site.toml"
             )
 

@@ -47,7 +47,7 @@ class Contents:
     Attributes:
         entries: what the header says of each tensor
         tensors: what travels, by digest
-        exact: the tensors by name, as they were before any rounding
+        exact: the tensors by name, before any rounding
     """
 
     entries: dict[str, dict[str, str]]

@@ -39,22 +39,22 @@ class NetConfig(Table):
     """`none` (random), `imagenet` (downloaded or packaged), `pretrained` (of `hf:`, its default), or the path of a
     safetensors or torch file."""
     init: Annotated[Literal["usual", "torch"], Field(json_schema_extra=LATER)] = "usual"
-    """How random weights of a built-in net are drawn: as its package does, or `torch`: as torch's layers do by
-    themselves (FedBM's released ResNet-18; MONAI draws convolutions with squared norms 3 to 6 times as large)."""
+    """Random weights of a built-in net: `usual` as in its package, or `torch` as in torch's layers. FedBM's released
+    ResNet-18 has the latter; MONAI's convolutions have squared norms 3 to 6 times as large."""
     dropout: Rate | None = None
-    """Share of features dropped before the head; by default what the net's authors use."""
+    """Share of features dropped before the head; default: the share of the net's authors."""
     drop_connect: Rate | None = None
     """Greatest chance of skipping a residual block (stochastic depth, EfficientNets only)."""
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    """How fast running statistics of batch norms follow; by default as the net's authors have it."""
+    """Momentum of batch norm's running statistics; default: the value of the net's authors."""
     group_norm: Annotated[bool, Field(json_schema_extra=LATER)] = False
     """Whether group norms replace batch norms: they treat images one by one, as differential privacy needs it."""
     head: str | None = Field(default=None, json_schema_extra=LATER)
-    """Layer of a net from outside that makes the logits; by default the linear layer whose outputs they are."""
+    """Layer of a net from outside that gives the logits; default: the linear layer with these outputs."""
     norm: tuple[str, ...] | None = Field(default=None, json_schema_extra=LATER)
-    """Layers of a net from outside that count as norm layers besides torch's; by default those that are called so."""
+    """Norm layers of a net from outside, besides torch's; default: layers with such names."""
     arguments: dict[str, Any] | None = Field(default=None, json_schema_extra=LATER)
-    """What the function or class that makes a net from outside takes besides classes and channels."""
+    """Further arguments, besides classes and channels, of the function or class that makes a net from outside."""
 
     encoder: str | None = Field(
         default=None,
@@ -63,7 +63,7 @@ class NetConfig(Table):
         json_schema_extra=LATER,
     )
     encoder_weights: str | None = Field(default=None, json_schema_extra=LATER)
-    """Weights of the encoder: by default those it comes with; `none` (random), `imagenet`, or the path of a file."""
+    """Weights of the encoder: `none` (random), `imagenet`, or the path of a file; default: its packaged weights."""
     freeze_up_to: str | None = Field(default=None, json_schema_extra=LATER)
     """Layer of the encoder, such as `blocks.12`, after which it is cut: maps are stored, later layers train."""
     views: int = Field(default=0, ge=0, le=1000, json_schema_extra=LATER)
@@ -71,15 +71,15 @@ class NetConfig(Table):
     stored: Literal["float16", "float32"] = Field(default="float16", json_schema_extra=LATER)
     """Precision in which features are stored."""
     adapter: Literal["linear", "hidden"] = Field(default="hidden", json_schema_extra=LATER)
-    """What trains on the features: a linear head alone, or a hidden layer below it."""
+    """Layers that train on the features: only a linear head, or a hidden layer below it."""
     hidden: int = Field(default=256, ge=1, le=1 << 16, json_schema_extra=LATER)
     """Width of the hidden layer; its outputs are the features that methods see."""
     hidden_norm: Literal["batch", "layer", "none"] = Field(default="batch", json_schema_extra=LATER)
     """Norm layer of the hidden layer, before its ReLU."""
     scale: Literal["unit", "none"] = Field(default="unit", json_schema_extra=LATER)
-    """How pooled features enter the adapter: `unit` divides each image's by their own root mean square."""
+    """Scale of pooled features: `unit` divides each image's features by their root mean square."""
     encoder_digest: str | None = Field(default=None, json_schema_extra=LATER)
-    """What the encoder is, weights included; runs write it down and refuse another."""
+    """Digest of the encoder and its weights. Runs record it and refuse any other encoder."""
 
     @property
     def frozen(self) -> bool:

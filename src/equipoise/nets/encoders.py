@@ -120,8 +120,8 @@ def build_encoder(config: NetConfig, channels: int = 3) -> Encoder:
         whole, rest, width = cut(whole, config.freeze_up_to, config.encoder, (channels, size or 64))
     if config.encoder_digest not in (None, digest):
         raise UserError(
-            f"the encoder {config.encoder} is not what it was when the run began (digest {digest}, then "
-            f"{config.encoder_digest}); give it the weights of that time, or begin another run"
+            f"the encoder {config.encoder} has changed since the run began (digest {digest}, then "
+            f"{config.encoder_digest}); restore its weights, or start another run"
         )
     parameters = sum(p.numel() for part in (whole, rest) if part is not None for p in part.parameters())
     return Encoder(config.encoder, Frozen(whole, config.stored), rest, size, statistics, digest, parameters, width)
