@@ -27,6 +27,7 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs setup.py
 	$(BIN)/ruff format --check src tests benchmarks docs setup.py
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/prose.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/package.py
 
