@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.cells import added, compact
+
 Summary = dict[str, Any]
 
 #: the view of a site's model right after local training, before anything is averaged
@@ -41,7 +43,7 @@ def mean_over_rounds(summaries: Sequence[Summary]) -> Summary:
     confusion = _total(summaries)
     return {
         **_means(summaries),
-        "confusion": None if confusion is None else (confusion / len(summaries)).tolist(),
+        "confusion": None if confusion is None else compact(confusion / len(summaries)),
         "n": summaries[0]["n"],
         "rounds": len(summaries),
     }
@@ -57,13 +59,13 @@ def mean_over_sites(summaries: Sequence[Summary]) -> Summary:
 def added_over_sites(summaries: Sequence[Summary]) -> Summary:
     """The confusion matrix and the number of all sites' images together; no matrix where a site has none."""
     confusion = _total(summaries)
-    return {"confusion": None if confusion is None else confusion.tolist(), "n": sum(s["n"] for s in summaries)}
+    return {"confusion": None if confusion is None else compact(confusion), "n": sum(s["n"] for s in summaries)}
 
 
 def _total(summaries: Sequence[Summary]) -> np.ndarray | None:
     """The sum of the confusion matrices (C, C); None where one is missing."""
     matrices = [summary["confusion"] for summary in summaries]
-    return None if any(matrix is None for matrix in matrices) else np.sum(matrices, axis=0)
+    return None if any(matrix is None for matrix in matrices) else added(matrices)
 
 
 def _means(summaries: Sequence[Summary]) -> Summary:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from equipoise.cells import Matrix
+
 View = Literal["global", "personal", "trained"]
 
 
@@ -95,7 +97,7 @@ class Final(Score):
     rule: str
     rounds: int = 1
     scope: Literal["site", "mean", "pooled", "cohort"]
-    confusion: list[list[float]] | None = None
+    confusion: Matrix | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
 
 

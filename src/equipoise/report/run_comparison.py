@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equipoise.cells import added, dense
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
 from equipoise.report.interval_tables import resampled
@@ -40,7 +41,7 @@ def class_recall(run: RunRecord) -> pd.DataFrame:
     shown = with_confusion(run)
     pooled, of_site = (shown[shown["scope"] == scope]["confusion"].tolist() for scope in ("pooled", "site"))
     if pooled or of_site:
-        counts = np.array(pooled[:1] or of_site, dtype=float).sum(axis=0)
+        counts = added(pooled[:1] or of_site).astype(float)
         low, high = share_interval(counts.diagonal(), counts.sum(axis=1))
         with np.errstate(invalid="ignore"):
             recall = counts.diagonal() / counts.sum(axis=1)
@@ -90,7 +91,7 @@ def balanced(run: RunRecord) -> tuple[float, float, float] | None:
             return bounds.low, float(means.iloc[0]), bounds.high
     found, of, weights = [], [], []
     for matrix in sites:
-        counts = np.array(matrix, dtype=float)
+        counts = dense(matrix).astype(float)
         there = counts.sum(axis=1) > 0
         found.append(counts.diagonal()[there])
         of.append(counts.sum(axis=1)[there])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from equipoise.cells import dense
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress, work_curves
 from equipoise.report.measured import in_words, main_metric, metrics_of
@@ -134,7 +135,7 @@ def confusion_matrices(run: RunRecord) -> Figure | None:
     """Confusion of the view a site is left with, pooled, then by site; shaded by share of the true class."""
     shown = with_confusion(run)[: MOST_SITES + 1]
     pages = {
-        label: [_confusion(np.array(matrix, dtype=float), run.start.classes)]
+        label: [_confusion(dense(matrix).astype(float), run.start.classes)]
         for label, matrix in zip(plot.distinct(_places(shown), 60), shown["confusion"])
     }
     return plot.paged("Images of", pages, least=300)

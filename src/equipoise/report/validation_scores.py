@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
+from equipoise.cells import dense
 from equipoise.contract.config import EvaluationConfig, validated
 from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 from equipoise.metrics import from_confusion
@@ -91,7 +92,7 @@ def _by_round(sites: Mapping[str, list[Summary]]) -> list[list[Summary]]:
 def _pooled(scores: list[Summary]) -> Summary:
     """The scores on all sites' images of a round as one set."""
     images = added_over_sites(scores)
-    numbers = from_confusion(images["confusion"])
+    numbers = from_confusion(dense(images["confusion"]))
     recall = [_known(value) for value in numbers.pop("recall")]
     return {"metrics": {name: _known(value) for name, value in numbers.items()}, "recall": recall, **images}
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from equipoise.cells import dense
 from equipoise.core.storage import write_text
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS, from_confusion
@@ -84,7 +85,7 @@ def _shortened(event: dict[str, Any]) -> dict[str, Any]:
 def _restored(event: dict[str, Any]) -> dict[str, Any]:
     if event["event"] != "evaluation":
         return event
-    found = from_confusion(event["confusion"])
+    found = from_confusion(dense(event["confusion"]))
     known = {} if _of_masks(event) else {name: _number(value) for name, value in found.items() if name != "recall"}
     return event | {"metrics": known | event["metrics"], "recall": [_number(value) for value in found["recall"]]}
 

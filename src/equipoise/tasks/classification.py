@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import metrics
+from equipoise.cells import compact
 from equipoise.data.federation import Split
 from equipoise.metrics import METRICS, Metric
 from equipoise.tasks.base import Counts, Task, number
@@ -113,7 +114,7 @@ class Classification(Task):
         return {
             "metrics": {name: number(value) for name, value in numbers.items()},
             "recall": [number(value) for value in recall],
-            "confusion": confusion.tolist(),
+            "confusion": compact(confusion),
             "n": int(confusion.sum()),
         }
 

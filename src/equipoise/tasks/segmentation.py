@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.cells import compact
 from equipoise.data.federation import Split
 from equipoise.mask_metrics import CASE, MASK_METRICS, MaskTally, dice_of, measure_masks, volume_scores
 from equipoise.metrics import Metric
@@ -122,7 +123,7 @@ class Segmentation(Task):
             "metrics": {name: number(value) for name, value in measure_masks(plain).items()},
             "recall": [number(value) for value in tally.recall],
             "by_class": {name: [number(value) for value in tally.of(name)] for name in CASE},
-            "confusion": counts["confusion"].tolist(),
+            "confusion": compact(counts["confusion"]),
             "n": int(counts["images"]),
         }
 
