@@ -196,7 +196,7 @@ def engines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def variants(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Equipoise alone: two workers against one, channels-last against the usual, as ratios."""
     found = []
-    for name, against, rounds, settings in VARIANTS:
+    for name, against, rounds, settings in VARIANTS[1:2] if arguments.quick else VARIANTS:
         job = JOB | (RESNET_JOB if against == RESNET else {}) | {"rounds": rounds}
         job |= QUICK if arguments.quick else {}
         usual = Contender("usual", "equipoise_run", settings=against)
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny job, to try the script")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
+    arguments.repeats = 1 if arguments.quick else arguments.repeats
     with tempfile.TemporaryDirectory() as folder:
         result = engines(arguments, Path(folder) / "engines") | variants(arguments, Path(folder) / "variants")
     result["command"] = "python benchmarks/cpu.py --python-pfl PATH --python-flower PATH"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 FEATURES = 128
+PIXELS = 32
 
 
 def site_name(index: int) -> str:
@@ -42,6 +43,12 @@ def make_layers(classes: int, pixels: int) -> tuple[nn.Module, nn.Linear]:
             nn.ReLU(),
         )
         return body, nn.Linear(FEATURES, classes)
+
+
+def new_net(classes: int, channels: int) -> nn.Module:
+    """The net with its first weights, for images of 32 pixels."""
+    body, head = make_layers(classes, PIXELS)
+    return nn.Sequential(OrderedDict(body=body, head=head))
 
 
 class Job:

@@ -151,7 +151,7 @@ def test_finished_runs_are_left_alone_and_refused_under_other_settings(tmp_path)
     run_grid(planned(study, tmp_path), Silent())
     assert (folder / "events.jsonl").stat().st_mtime_ns == before
     other = tiny_study(row=[TINY["row"][0] | {"settings": {"train": {"epochs": 2}}}])
-    with pytest.raises(UserError, match=r"train\.epochs = 1, now 2"):
+    with pytest.raises(UserError, match=r"train\.epochs = 3, now 2"):
         run_grid(planned(other, tmp_path), Silent())
 
 

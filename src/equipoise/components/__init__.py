@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from equipoise.contract.component import Component, Sheet, variations
 from equipoise.contract.composition import EPOCH, TRAIN, Names
 from equipoise.contract.config import Config
 from equipoise.core import plugins
-from equipoise.core.definitions import modules_in, names_in_papers
+from equipoise.core.definitions import module_names, modules_in, names_in_papers
 from equipoise.core.errors import UserError
 from equipoise.core.plugins import entry_names, find, is_plugin
 from equipoise.core.suggestions import unknown
@@ -28,8 +27,9 @@ BASES = ("averaging",)
 
 def component_names() -> list[str]:
     """All components, in alphabetical order."""
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_") and name not in BASES)
+    return sorted(
+        name.replace("_", "-") for name in module_names(*__path__) if not name.startswith("_") and name not in BASES
+    )
 
 
 def get_component(name: str) -> type[Component]:

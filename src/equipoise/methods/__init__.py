@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import pkgutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from equipoise.contract.fitting import check_fit, check_needs_of_task
 from equipoise.contract.method import Method, Options
 from equipoise.contract.single import check_sums
 from equipoise.core import plugins
-from equipoise.core.definitions import names_in_papers
+from equipoise.core.definitions import module_names, names_in_papers
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import entry_names, is_plugin
@@ -34,9 +33,7 @@ COSTS = Path(__file__).with_name("costs.json")
 
 def method_names() -> list[str]:
     """All methods, in alphabetical order."""
-    return sorted(
-        module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-    )
+    return sorted(name.replace("_", "-") for name in module_names(*__path__) if not name.startswith("_"))
 
 
 def get_method(name: str) -> Method:

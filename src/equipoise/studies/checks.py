@@ -3,7 +3,7 @@ images that allow a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Checks:
     def __init__(self, study: StudyConfig, folder: Path):
         self.study = study
         self.folder = folder
-        self._seen: dict[Path, DataSeen] = {}
+        self._seen: dict[Path, tuple[str, DataSeen]] = {}
 
     def __call__(self, run: Run) -> None:
         """Refuse data without images to judge by, and other images than finished runs have seen."""
@@ -85,19 +85,22 @@ class Checks:
     def _check_same_data(self, run: Run) -> None:
         config = run.config.model_dump(mode="json")
         seen = DataSeen.of(Start(run=run.config.run_name, method=run.config.method, config=config, **run.data_told))
-        others = [name for name, other in self._finished(run.folder) if seen.conflicts(other)]
+        self._look()
+        others = [
+            name
+            for folder, (name, other) in self._seen.items()
+            if folder != run.folder and seen.conflicts(other) and is_finished(folder)
+        ]
         if others:
             raise UserError(
                 f"the data has changed since {first_few(others)} ran: they would not compare; delete these runs, or "
                 "choose another --out"
             )
 
-    def _finished(self, folder: Path) -> Iterator[tuple[str, DataSeen]]:
-        """The study's finished runs but the one in `folder`; other functions report damage."""
-        for cell in known_cells(self.study, self.folder):
-            if cell.folder != folder and is_finished(cell.folder):
+    def _look(self) -> None:
+        """Read the study's runs that have finished since the last look; other functions report damage."""
+        for cell in known_cells(self.study, self.folder, beyond=self._seen):
+            if is_finished(cell.folder):
                 with suppress(OSError, UserError, ValueError, KeyError, TypeError):
-                    if cell.folder not in self._seen:
-                        start = Start.model_validate(first_event(cell.folder / "events.jsonl"))
-                        self._seen[cell.folder] = DataSeen.of(start)
-                    yield cell.label, self._seen[cell.folder]
+                    start = Start.model_validate(first_event(cell.folder / "events.jsonl"))
+                    self._seen[cell.folder] = cell.label, DataSeen.of(start)

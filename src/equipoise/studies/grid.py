@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,14 @@ def _cell(folder: Path, row: Row, data: DataSet | None, seed: int, fold: int | N
 RUN_NAME = re.compile(r"(.*)-seed(\d+)(?:-fold(\d+))?")
 
 
-def known_cells(study: StudyConfig, folder: Path) -> list[Cell]:
-    """Every run of the study that has a folder, of any seed."""
+def known_cells(study: StudyConfig, folder: Path, beyond: Container[Path] = ()) -> list[Cell]:
+    """Every run of the study that has a folder, of any seed, except those in the folders `beyond`."""
     found = []
     for data in study.data_sets:
         begun: dict[str, list[tuple[int, int | None]]] = {}
         for path in _runs_folder(folder, data).glob("*-seed*"):
             named = RUN_NAME.fullmatch(path.name)
-            if named and ((path / "events.jsonl").is_file() or (path / "models").is_dir()):
+            if named and path not in beyond and ((path / "events.jsonl").is_file() or (path / "models").is_dir()):
                 fold = None if named[3] is None else int(named[3])
                 if fold in study.each_fold:
                     begun.setdefault(named[1], []).append((int(named[2]), fold))
@@ -170,9 +171,9 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     """
     from equipoise.methods import all_options, method_names
 
-    usual, wanted = (dotted(config.model_dump(mode="json")) for config in (Config(), planned))
+    wanted = dotted(planned.model_dump(mode="json"))
     defaults = {"methods": {short_name(planned.method): all_options(planned.method, {})}}
-    found = usual | dotted(defaults) | dotted(recorded)
+    found = _usual() | dotted(defaults) | dotted(recorded)
     if "name" not in planned.net.model_fields_set:
         found["net.name"] = wanted["net.name"]
     others = tuple(f"methods.{method}." for method in method_names() if method != planned.method)
@@ -189,6 +190,12 @@ def deviations(planned: Config, recorded: Mapping[str, Any]) -> dict[str, tuple[
     keys = [key for key in {**wanted, **found} if key == "compute.precision" or not key.startswith(ignored)]
     differing = [key for key in keys if found.get(key) != wanted.get(key) and not _unrecorded(key, found)]
     return {key.removeprefix("methods."): (found.get(key), wanted.get(key)) for key in differing}
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    """Every setting at its default."""
+    return dotted(Config().model_dump(mode="json"))
 
 
 def _unrecorded(key: str, recorded: Mapping[str, Any]) -> bool:

@@ -6,9 +6,9 @@ Each task is one file, which holds its class as `TASK`.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 
+from equipoise.core.definitions import module_names
 from equipoise.tasks.base import Counts, Task
 
 __all__ = ["Counts", "Task", "get_task", "task_names"]
@@ -16,7 +16,7 @@ __all__ = ["Counts", "Task", "get_task", "task_names"]
 
 def task_names() -> list[str]:
     """All tasks."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(name for name in module_names(*__path__) if name != "base")
 
 
 @cache

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import importlib
 import io
-import pkgutil
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
-from equipoise.core.definitions import names_in_papers
+from equipoise.core.definitions import module_names, names_in_papers
 from equipoise.core.errors import UserError, as_text, first_few
 from equipoise.core.plugins import entry_names, find, is_plugin
 from equipoise.core.suggestions import meant
@@ -134,7 +133,7 @@ def _listed_twice(records: Sequence[Record]) -> Iterator[str]:
 
 def source_names() -> list[str]:
     """The built-in sources, in alphabetical order."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in module_names(*__path__))
 
 
 def known() -> dict[str, str]:

@@ -6,12 +6,12 @@ Each file holds one `Architecture` as `NET`. Files that begin with _ hold shared
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from equipoise.core.definitions import module_names
 from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def dense_names(dense: bool = True) -> list[str]:
 
 def net_names() -> list[str]:
     """All nets of this package, in alphabetical order."""
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
+    return sorted(name.replace("_", "-") for name in module_names(*__path__) if not name.startswith("_"))
 
 
 def architecture(name: str) -> Architecture:
