@@ -1,6 +1,6 @@
 """Long sentences and odd turns of phrase in README, docs and src: `python benchmarks/prose.py`, a part of `make check`.
 
-    python benchmarks/prose.py            # fails where one of the three is above a limit, and shows its worst places
+    python benchmarks/prose.py            # fails where one of the groups is above a limit, and shows its worst places
     python benchmarks/prose.py --worst 20 PATH...
 
 It counts Markdown paragraphs and list items; in Python, docstrings, comments, and strings of some words. Code, tables,
@@ -21,7 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: what `make check` measures together; templates of `docs/blocks` stand, filled in, in the pages
-GROUPS = {"README": ["README.md"], "docs": ["docs"], "src": ["src"]}
+GROUPS = {
+    "README": ["README.md"],
+    "docs": ["docs"],
+    "src": ["src"],
+    "other pages": ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"],
+}
 LEFT_OUT = {ROOT / "docs" / "blocks"}
 
 WORDS = 25  # of a sentence, at most
@@ -145,7 +150,7 @@ def report(name: str, found: Found, worst: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="default: README.md, docs and src")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="default: all of the repository's pages and sources")
     parser.add_argument("--worst", type=int, default=0, help="show so many places, also below the limits")
     given = parser.parse_args(arguments)
     groups = {" ".join(map(str, given.paths)): given.paths} if given.paths else {}
