@@ -150,7 +150,7 @@ def report(name: str, found: Found, worst: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="default: all of the repository's pages and sources")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="default: all pages and sources")
     parser.add_argument("--worst", type=int, default=0, help="show so many places, also below the limits")
     given = parser.parse_args(arguments)
     groups = {" ".join(map(str, given.paths)): given.paths} if given.paths else {}
