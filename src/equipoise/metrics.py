@@ -128,6 +128,8 @@ class Metric:
     """Whether it is a share, which tables show in per cent."""
     always: bool = True
     """Whether every run measures it; else only runs that choose rounds by it do."""
+    guessing: float | None = None
+    """The score of guessing, where there is one that no data changes."""
     has_retrogress: bool = True
     """Whether a study draws the drop of this score after communication; else that of the first metric."""
 
@@ -181,6 +183,7 @@ METRICS: tuple[Metric, ...] = (
         lambda tally: _over_present(np.mean, tally.areas),
         short="bal.\nAUC",
         needs="auc",
+        guessing=0.5,
         chooses=True,
         study_place=3,
         has_retrogress=False,

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("opacus")
 
+from equipoise.hospitals.descriptions import describe
 from harness import events, run_tiny, server_state
 from postbox import Hospitals
 
@@ -21,7 +22,7 @@ def test_between_hospitals_numbers_of_images_carry_noise_that_the_server_cannot_
     assert any(not torch.equal(server_state(local)[name], value) for name, value in server_state(folder).items())
     (start,) = events(folder, "start")
     for site in start["sites"]:
-        exact = hospitals.post.offices[site["name"]].description["counts"]
+        exact = describe(site["name"], hospitals.federation)["counts"]
         assert {part: site[part] for part in exact} == told[site["name"]]
         assert all(site[part] != exact[part] for part in exact if any(exact[part]))
         images = start["certificate"]["sites"][site["name"]]["images"]

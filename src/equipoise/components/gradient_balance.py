@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.contract.component import Batch, Component, Message, ServerSide, SiteSide
-from equipoise.losses import membership
+from equipoise.losses import membership, rows
 
 
 def weight_of(output: Tensor) -> Tensor:
@@ -58,6 +58,7 @@ class GradientBalanceSite(SiteSide):
         return torch.where(self.rare, weight_of(self.output), 1.0)
 
     def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
+        logits, labels = rows(logits), labels.reshape(-1)
         target = membership(labels, self.num_classes, logits.dtype)
         weights = torch.where(target > 0, self.weights(), 1.0)
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")

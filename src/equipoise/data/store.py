@@ -181,12 +181,13 @@ class Store:
 
     def sample_digest(self, rows: np.ndarray) -> bytes:
         """Identifies the images of `rows` by some of them: all of a few, evenly spaced ones of many."""
+        masks = self.packed_masks if (self.folder / MASKS).exists() else None
         spaced = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64))
         digest = hashlib.sha256()
         for row in np.asarray(rows)[spaced]:
             digest.update(self.packed[row].tobytes())
-            if self.index.pixels:
-                digest.update(self.packed_masks[row].tobytes())
+            if masks is not None:
+                digest.update(masks[row].tobytes())
         return digest.digest()
 
     def _unusable(self, reason: str) -> UserError:

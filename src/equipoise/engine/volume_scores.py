@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from equipoise.core.storage import replacing
 from equipoise.data.federation import Federation
@@ -21,6 +20,9 @@ from equipoise.engine.payload_files import arrays_in
 from equipoise.engine.slot import Outcome, Request
 from equipoise.mask_metrics import CASE
 from equipoise.tasks.segmentation import volumes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VOLUMES = "volumes.npz"
 #: columns of plain values, one entry per volume and model
@@ -77,6 +79,8 @@ def write_volume_scores(path: Path, scores: Sequence[VolumeScores], federation: 
 
 def read_volume_scores(path: Path) -> pd.DataFrame:
     """One row per model, volume and structure: Dice, IoU and distances; NaN where the structure is not to be seen."""
+    import pandas as pd  # a run that only writes them need not wait for it
+
     with arrays_in(path, "delete it; the run's scores stand in its log") as file:
         classes = [str(name) for name in file["classes"]]
         plain = {name: file[name] for name in COLUMNS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,27 @@ class Weights:
         return Resampled(columns["label"], columns["probabilities"], columns[PREDICTION], groups, every)
 
 
+class _One:
+    """One resample of many, for metrics that are written for a single tally."""
+
+    def __init__(self, many: Resampled, place: int):
+        self.many, self.place = many, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.many, name)[self.place]
+
+
 def metrics_of(resampled: Resampled, names: Sequence[str]) -> dict[str, Floats]:
-    """Some metrics of every resample, (B,) each."""
-    return {metric.name: np.asarray(metric.of(resampled)) for metric in METRICS if metric.name in names}
+    """Some metrics of every resample, (B,) each; a metric from outside may have none, for want of its counts."""
+    draws, found = len(resampled.weights) - 1, dict[str, Floats]()
+    for metric in METRICS:
+        if metric.name in names:
+            with suppress(AttributeError, KeyError):
+                values = np.asarray(metric.of(resampled))
+                if values.shape != (draws,):
+                    values = np.array([metric.of(_One(resampled, place)) for place in range(draws)])  # type: ignore[arg-type]
+                found[metric.name] = values
+    return found
 
 
 def models(predictions: Predictions) -> Iterator[tuple[tuple[str, str], list[Predictions]]]:

@@ -1,6 +1,6 @@
 """The losses, one family per file: pure functions of tensors that also run inside a captured CUDA graph."""
 
-from equipoise.losses._shapes import by_place, membership, widened, working_dtype
+from equipoise.losses._shapes import by_place, membership, rows, widened, working_dtype
 from equipoise.losses.balance import inherited_knowledge, prediction_entropy
 from equipoise.losses.concept import concept_alignment, concept_logits, diversity
 from equipoise.losses.contrastive import (
@@ -70,6 +70,7 @@ __all__ = [
     "rebalanced_binary",
     "restricted_logits",
     "restricted_softmax",
+    "rows",
     "soft_dice",
     "subcluster_regularisation",
     "subcluster_scores",

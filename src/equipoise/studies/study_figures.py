@@ -84,8 +84,9 @@ def _seeds(row: RowResult, metric: str) -> list[tuple[object, float]]:
 
 def guessing(rows: Sequence[RowResult], metric: str) -> float | None:
     """The score of guessing, in per cent, where there is one that no data changes."""
-    if metric == "balanced_auc":
-        return 50.0
+    known_to_all = next((own.guessing for own in METRICS if own.name == metric), None)
+    if known_to_all is not None:
+        return 100 * known_to_all
     if metric != METRICS[0].name:
         return None
     known = [value for row in rows for run in row.runs[:1] if (value := chance(run.record)) is not None]
