@@ -228,7 +228,7 @@ def test_a_site_that_only_measures_is_named_unless_it_was_chosen(manifest, store
     rows = [{"path": f"{c}{i}.png", "label": c, "site": "x", "split": p} for c in "ab" for i, p in enumerate(PARTS * 2)]
     rows += [{"path": f"{c}y.png", "label": c, "site": "y", "split": "test"} for c in "ab"]
     config = DataConfig(name=f"manifest:{manifest(rows)}", store=stores, size=8)
-    told = ("sites without a training image, which only measure models: y",)
+    told = ("sites without training images only measure models: y",)
     assert load_federation(config, 0).warnings == told
     chosen = config.model_copy(update={"training_sites": ("x",)})
     assert load_federation(chosen, 0).warnings == ()

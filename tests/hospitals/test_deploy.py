@@ -331,7 +331,7 @@ def test_asking_again_ends_with_the_wait_and_a_site_that_refuses_is_not_asked_ag
 
 
 def test_a_node_that_says_another_name_than_its_keys_is_refused_with_both(asked_of):
-    with pytest.raises(UserError, match="the node with the key of 'b' says that it is 'z'"):
+    with pytest.raises(UserError, match="the site with the key of 'b' says that it is 'z'"):
         asked_of(b="z")
 
 

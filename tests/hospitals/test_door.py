@@ -471,7 +471,7 @@ def test_a_flower_that_lacks_what_the_door_builds_on_stops_the_server_in_words(t
 
 def test_a_run_that_is_stopped_at_the_superlink_says_who_could_stop_it(tmp_path):
     server, _ = make_certificates(tmp_path / "c", f"127.0.0.1:{free_port()}", ["localhost"], SITES)
-    told = pytest.raises(UserError, match=r"stopped at the SuperLink, through its Control API, .* knows the token")
+    told = pytest.raises(UserError, match=r"with the token of .* stopped the run through the SuperLink's Control API")
     with running_superlink(ServerFile.read(server), False) as superlink, told, server_grid(superlink.private) as grid:
         control = superlink.private.control()
         assert control.StopRun(StopRunRequest(run_id=grid.run.run_id)).success

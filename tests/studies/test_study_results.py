@@ -340,7 +340,7 @@ def test_means_over_different_sites_are_not_compared(tmp_path):
     (table,) = tables_of(collect(study, tmp_path), "")
     assert table.uneven == {"prr": ["Sydney"]} and table.comparisons == []
     assert not table.best.any(axis=None)
-    told = "Means are of different sites (prr lacks Sydney): they do not compare, and no test was made."
+    told = "Means are from different sites (prr lacks Sydney): they do not compare, and no test was made."
     assert told in table.notes()
 
 

@@ -180,8 +180,8 @@ class Comparison:
         replacement. Without predictions of single images it holds the mean over seeds (Student's t). The p-value is of
         a paired t-test against the best method, over the seeds that both have, with Holm's correction.
 
-        Differences are the method's score less the best one's, on the same resamples: with their interval, the
-        probability that the method is the better one, and the effect size (Cohen's d over the seeds' differences).
+        Differences are the method's score less the best one's, on the same resamples. They have an interval, the
+        probability that the method is better, and Cohen's d over the seeds' differences.
 
         Args:
             metric: a column of `Result.scores`

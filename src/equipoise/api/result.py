@@ -145,8 +145,8 @@ class Result:
     def scores(self, interval: bool = False, by: str | Sequence[str] = ()) -> pd.DataFrame:
         """The test scores of the selected models.
 
-        A row is a view ("global", "personal" or "trained", right after local training) at a site, as the mean over
-        sites, pooled over all images, or on an unseen cohort. Without test images, scores are of validation images.
+        A row is a view: "global", "personal" or "trained" (right after local training). Its scope is a site, the mean
+        over sites, all images pooled, or an unseen cohort. Without test images, scores are of validation images.
 
         Args:
             interval: add the bounds of 95 % intervals, as `low(metric)` and `high(metric)`. Groups of images (lesions,
@@ -292,8 +292,8 @@ class Result:
     def audit(self, shadows: int = 16, seed: int = 1) -> pd.DataFrame:
         """Membership inference against the run's models (LiRA): all images, each class from the rarest on, each site.
 
-        `auc` 0.5 and `found` 0.01 are chance; `found` is the share of training images that are found while one per cent
-        of other images are taken for such. Shadow runs are trained where they are missing.
+        `auc` 0.5 and `found` 0.01 are chance; `found` is the share of training images found at a false alarm rate of
+        one per cent. Shadow runs are trained where they are missing.
         """
         from equipoise.engine.auditing import audit
 

@@ -199,8 +199,8 @@ def data_of(federation: Federation | str | None, settings: Mapping[str, Any]) ->
         return {"data.name": federation}
     if federation.config is None:
         raise UserError(
-            "this federation does not say where its images come from, so that a run of it could not go on after an "
-            "interruption; make it with load_federation or Federation.from_arrays"
+            "this federation does not name its images' source, so an interrupted run could not resume; make it with "
+            "load_federation or Federation.from_arrays"
         )
     told = dotted(federation.config.model_dump(mode="json", exclude_unset=True, exclude_none=True), "data.")
     return {key: value for key, value in told.items() if key not in settings}

@@ -36,15 +36,17 @@ def study(
     together: Annotated[int, typer.Option(min=1, help="runs that share the device in this process")] = 1,
     workers: Annotated[int | None, typer.Option(min=1, help="worker processes of each run on a CPU")] = None,
     devices: Annotated[
-        str | None, typer.Option(help="a process for each: cuda:0,cuda:1, or cpu:4; the dearest runs come first")
+        str | None, typer.Option(help="a process for each: cuda:0,cuda:1, or cpu:4; the longest runs start first")
     ] = None,
-    on: Annotated[str | None, typer.Option(help="slurm: as jobs of a cluster; local: as jobs of this machine")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="slurm: run jobs on a cluster; local: run jobs on this machine")
+    ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="TOML file with the jobs' number and settings, such as slurm_partition")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="rows to run, comma separated; repeatable")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds to run instead of the file's, comma separated")] = None,
-    full: Annotated[bool, typer.Option("--full", help="the full grid, with what the file keeps for later")] = False,
+    full: Annotated[bool, typer.Option("--full", help="the full grid, with the file's later rows and seeds")] = False,
     limit_seconds: Annotated[
         float | None, typer.Option(min=0, help="stop in time, after a saved round; call again to go on")
     ] = None,

@@ -91,9 +91,8 @@ class ControlVariates(Component):
             **COUNT_DISCLOSURE,
             "train": {
                 "variate_change": averaged(
-                    "how the site's mean gradient differs from that of its training before; in its first round that "
-                    "is the mean gradient itself, and at a site with one image that image's gradient, from which the "
-                    "image can be rebuilt"
+                    "change of the site's mean gradient since its last training; in its first round, the mean "
+                    "gradient itself. With one image it is that image's gradient, which can reveal the image"
                 ),
             },
         }

@@ -25,7 +25,7 @@ from equipoise.losses.prototype import alignment_weights
 from equipoise.prototypes import global_prototypes
 
 PROTOTYPES: dict[str, str] = {
-    "prototypes": Entry("mean feature of each class under the net that trains"),
+    "prototypes": Entry("mean feature of each class under the trained net"),
     "prototype_counts": Entry("number of training images behind each prototype"),
 }
 
@@ -176,21 +176,23 @@ class CPA(Component):
     Server: ClassVar[type[ServerSide]] = CPAServer
 
     counts: Literal["federation", "site", "none"] = Field(
-        "federation", description="class counts by which logits compete (Eq. 9); none: they do not"
+        "federation", description="class counts that rebalance the logits (Eq. 9); none: no rebalancing"
     )
-    prototypes: bool = Field(True, description="classes weigh by how far local and global prototypes part (Eq. 11)")
+    prototypes: bool = Field(True, description="weigh classes by the distance of local and global prototypes (Eq. 11)")
     beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
-    tau: float = Field(3.0, ge=1, description="Eq. 12: the smaller, the more a distance between prototypes weighs")
+    tau: float = Field(
+        3.0, ge=1, description="temperature of Eq. 12: smaller values give distances between prototypes more weight"
+    )
     warmup: int = Field(
-        15, ge=0, description="rounds before prototypes begin to weigh; of fewer than 50 rounds three tenths"
+        15, ge=0, description="rounds before prototypes weigh classes; in runs below 50 rounds, 30 % of the rounds"
     )
     spread: Literal["biased", "clamped", "none"] = Field(
-        "biased", description="deviation around the mean of prototypes: the paper's, the released (>= 1), or none"
+        "biased", description="standard deviation of prototypes: the paper's, the released code's (>= 1), or none"
     )
     exchange: Literal["round", "epoch", "released"] = Field(
         "round",
-        description="how often prototypes travel; epoch: after each local epoch; "
-        "released: so too, and every round begins with prototypes of ones",
+        description="when sites exchange prototypes; epoch: after each local epoch; released: likewise, but each "
+        "round begins with prototypes of ones",
     )
 
     @classmethod

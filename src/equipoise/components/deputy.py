@@ -135,8 +135,12 @@ class Deputy(Component):
     Site: ClassVar[type[SiteSide]] = DeputySite
 
     steps: Literal["E", "ER", "ERS"] = Field("ERS", description="steps of the transfer: exchange, recover, sublimate")
-    recover: float = Field(0.7, ge=0, le=1, description="lambda_1: a deputy with a smaller share of the score recovers")
-    sublimate: float = Field(0.9, ge=0, le=1, description="lambda_2: a deputy with a greater share of it teaches")
+    recover: float = Field(
+        0.7, ge=0, le=1, description="lambda_1: below this share of the personal score, a deputy recovers"
+    )
+    sublimate: float = Field(
+        0.9, ge=0, le=1, description="lambda_2: above this share of the personal score, it teaches"
+    )
     metric: Literal["valid", "train", "released"] = Field(
         "valid",
         description="images whose macro F1 (of masks: Dice) moves the steps; train: augmented, counted while training; "

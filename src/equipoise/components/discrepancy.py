@@ -53,8 +53,8 @@ class Discrepancy(Component):
     Site: ClassVar[type[SiteSide]] = DiscrepancySite
     Server: ClassVar[type[ServerSide]] = DiscrepancyServer
 
-    a: float = Field(0.5, ge=0, description="how much a site's discrepancy takes from its share of the images")
-    b: float = Field(0.1, description="what is added to the share of every site")
+    a: float = Field(0.5, ge=0, description="factor of a site's discrepancy, which lowers its share of the images")
+    b: float = Field(0.1, description="constant added to every site's share")
     measure: Literal["l2", "kl"] = Field(
         "l2", description="distance of class shares from equal ones: Euclidean, or the Kullback-Leibler divergence"
     )

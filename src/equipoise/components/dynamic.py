@@ -1,5 +1,5 @@
-"""Each site's loss gets a linear and a quadratic term that change from round to round; the server corrects the mean by
-what the sites have drifted so far (FedDyn)."""
+"""Each site's loss gets a linear and a quadratic term that change from round to round. The server corrects the mean by
+the sites' drift so far (FedDyn)."""
 
 from __future__ import annotations
 

@@ -66,10 +66,11 @@ class Fourier(Component):
     Server: ClassVar[type[ServerSide]] = FourierServer
 
     share: Literal["off", "both", "amplitude", "phase", "complex"] = Field(
-        "both", description="what sites share of low frequencies; complex: mean of complex numbers; off: plain mean"
+        "both",
+        description="part of the low frequencies that sites share; complex: mean of complex numbers; off: plain mean",
     )
     band_start: float = Field(0.7, ge=0, le=1, description="share of frequencies shared in the first round, 2 r_0")
-    band_end: float = Field(0.95, ge=0, le=1, description="what that share grows towards, 2 r_1")
+    band_end: float = Field(0.95, ge=0, le=1, description="limit that this share grows towards, 2 r_1")
     classifier_rows: bool = Field(True, description="transform the last layer class by class, not as a matrix")
 
     @model_validator(mode="after")

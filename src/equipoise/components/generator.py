@@ -113,7 +113,7 @@ class GeneratorSite(SiteSide):
 class GeneratorOptions(Texts):
     """What the generator is made of and how it learns."""
 
-    condition: Literal["text", "gaussian"] = Field("text", description="what images are made from: concepts or noise")
+    condition: Literal["text", "gaussian"] = Field("text", description="input of the generator: concepts or noise")
     lambda_div: float = Field(1.0, ge=0, description="weight of the generator's diversity term (Eq. 7)")
     lambda_dis: float = Field(0.1, ge=0, description="weight of the generator's batch-norm term (Eq. 8)")
     synthetic: PositiveInt = Field(16, description="generated images beside each local batch")

@@ -188,8 +188,8 @@ def from_datasets(
     told = {bool(part) for part in splits}
     if len(told) > 1:
         raise UserError(
-            "some sites have one dataset and others have several, so it is unclear who tests; give each site (train, "
-            "valid, test), with None for a part that it lacks, or give each site one dataset"
+            "some sites have one dataset and others have several, so the test data is unclear; give each site (train, "
+            "valid, test), with None for missing parts, or one dataset"
         )
     split = splits if told == {True} else None
     return from_arrays(images, labels, sites, split, None, classes, layout=layout, **settings)

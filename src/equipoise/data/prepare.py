@@ -343,8 +343,8 @@ def store_index(
     if len(depths) > 1:
         found = ", ".join(map(str, sorted(depths)))
         warnings.append(
-            f"the brightest pixels of grey images speak for different depths ({found} bits), and each image is scaled "
-            "by its own; if all were taken with one depth, dark ones become too bright: save them with 8 bits"
+            f"the brightest pixels of grey images suggest different depths ({found} bits), and each image is scaled "
+            "by its depth; if all have the same depth, dark images become too bright: save them with 8 bits"
         )
     return StoreIndex(
         source=listing.source,

@@ -37,7 +37,7 @@ def missing_training(federation: Federation) -> list[str]:
 def idle_sites(federation: Federation) -> list[str]:
     """A warning about the sites that have no training image, if any."""
     idle = [site.name for site in federation.sites if "train" not in site.splits]
-    return [f"sites without a training image, which only measure models: {first_few(idle)}"] if idle else []
+    return [f"sites without training images only measure models: {first_few(idle)}"] if idle else []
 
 
 def classes_of_one_site(federation: Federation) -> list[str]:

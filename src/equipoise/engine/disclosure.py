@@ -19,9 +19,8 @@ Sheet = dict[str, dict[str, str]]
 ALWAYS: Sheet = {
     DESCRIBE: {
         COUNTS: Entry(
-            "number of local images of each class in the training, validation and test part; with it the names of "
-            "the classes, warnings about the data without names of files, and a digest that tells whether it has "
-            "changed",
+            "number of local images of each class in the training, validation and test part. With it go the names of "
+            "the classes, warnings without file names, and a digest that shows changes",
             "counts",
         )
     },

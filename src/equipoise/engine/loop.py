@@ -156,7 +156,7 @@ class Run:
         if self.config.least_answers > len(self.sites):
             raise UserError(
                 f"privacy.secure_sums adds up {self.config.least_answers} sites at least, but {len(self.sites)} have "
-                "training images: each of two sites could work out what the other sent; add sites, or set it to false"
+                "training images: with two, each could compute the other's values; add sites, or set it to false"
             )
 
     def _open(self, resume: bool) -> Manifest | None:

@@ -264,5 +264,5 @@ def _description(site: str, reply: Any) -> dict[str, Any]:
         raise UserError(f"{site} does not take part: {words_of(header['error'])}")
     description = read_description(site, header.get("description"))
     if description["site"] != site:
-        raise UserError(f"the node with the key of '{site}' says that it is '{description['site']}'")
+        raise UserError(f"the site with the key of '{site}' says that it is '{description['site']}'")
     return description

@@ -79,7 +79,7 @@ class ServerFile(DeploymentFile):
 class SiteFile(DeploymentFile):
     """What `equipoise site` needs to know: who it is, its data, whom it trusts, what may leave."""
 
-    name: str = Field(min_length=1, description="the site's name in the consortium, as the server's file has it")
+    name: str = Field(min_length=1, description="the site's name in the server's file")
     superlink: Address = Field(description="the server's address, HOST:PORT")
     data: DataConfig
     seed: int = Field(1, ge=0, lt=2**32, description="random seed of the partition, if the data is partitioned")

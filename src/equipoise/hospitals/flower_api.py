@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 #: a run that somebody stopped through Flower's Control API
 STOPPED = (
-    "the run was stopped at the SuperLink, through its Control API, by a program on this machine that knows the token "
-    "in the server's `state` folder; `--resume` goes on after the last complete round"
+    "a program on this machine with the token of the server's `state` folder stopped the run through the SuperLink's "
+    "Control API; `--resume` continues after the last complete round"
 )
 #: names the run at the SuperLink; its modules say that no code travels
 _APP = {

@@ -51,7 +51,7 @@ def read_noted(
             _check_described(measures, measured, described, task, least)
         for name, value in facts.items():
             if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
-                raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no fact that a site tells")
+                raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no entry that a site may report")
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as problem:
         raise UnreadableParcel(f"it is incomplete ({type(problem).__name__}: {words_of(problem)})") from None
     return {"kept": bool(kept), "measures": measures, "facts": facts}

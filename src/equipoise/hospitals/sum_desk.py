@@ -125,7 +125,7 @@ class SumDesk:
         if not set(sites) <= keys.keys() or len(sites) < max(LEAST_SUMMED, threshold(len(keys))):
             raise RefusedSum(f"a sum over {len(sites)} of {len(keys)} sites is none that this site takes part in")
         if "used" in known:
-            raise RefusedSum("the masks of this sum were used, and its reply is lost; the next attempt has new ones")
+            raise RefusedSum("the masks of this sum were used, and its reply is lost; the next attempt uses new masks")
         talk = bytes.fromhex(known["talk"])
         try:
             for site, text in shares.items():
@@ -193,7 +193,7 @@ class SumDesk:
     def _known(self, number: str) -> dict[str, Any]:
         known = self._read(number)
         if known is None:
-            raise RefusedSum("this site has no keys of this sum; the next attempt has new ones")
+            raise RefusedSum("this site has no keys for this sum; the next attempt makes new ones")
         return known
 
     def _read(self, number: str) -> dict[str, Any] | None:

@@ -1,5 +1,4 @@
-"""APFL: each site predicts with a mixture of the weights of its personal net and of the global net, and learns how much
-of each to take.
+"""APFL: each site predicts with a mixture of its personal and the global net's weights, and learns the share of each.
 
 Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020. The weights are mixed, as in
 the paper's Algorithm 1. A well-known re-implementation mixes the two nets' outputs, and adds 0.02 alpha to the slope of
@@ -28,7 +27,7 @@ class Options(MethodOptions):
 
     alpha: float = Field(0.5, ge=0, le=1, description="share of the site's own net at first; 0: all global")
     learn: Literal["round", "step", "never"] = Field(
-        "round", description="alpha moves at the first step of each round (as released), at every step, or never"
+        "round", description="when alpha learns: at the first step of each round (as released), at every step, or never"
     )
 
     def holds(self) -> AbstractSet[str]:

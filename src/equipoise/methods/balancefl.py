@@ -1,6 +1,5 @@
-"""BalanceFL: a site trains as if it had all classes in equal numbers. It draws its classes equally often, puts noise on
-the features of rare ones, stays unsure of its predictions, and inherits from the received model what that knows of the
-classes which the site lacks.
+"""BalanceFL: a site trains as if it had all classes in equal numbers. It draws its classes equally often, adds noise to
+the features of rare ones, and keeps predictions uncertain. For classes that it lacks, it distils the received model.
 
 Shuai et al., BalanceFL: Addressing Class Imbalance in Long-Tail Federated Learning, IPSN 2022. Where the paper leaves a
 choice, the released code decides; but a site's classes are those of its data, not of a batch, and the teacher stands in
@@ -32,9 +31,11 @@ class Options(MethodOptions):
     """The parts of the local self-balancing scheme, with the released weights. All off: FedAvg."""
 
     balanced: bool = Field(True, description="draw every class of the site equally often")
-    feature_noise: bool = Field(True, description="add noise to features, the more often the rarer their class")
+    feature_noise: bool = Field(True, description="add noise to features, more often for rare classes")
     present_only: bool = Field(True, description="the supervised loss compares only the classes that the site has")
-    inherit: float = Field(1.0, ge=0, description="weight of the received model's word on the classes it lacks")
+    inherit: float = Field(
+        1.0, ge=0, description="weight of the distillation from the received model on classes that the site lacks"
+    )
     temperature: PositiveFloat = Field(2.0, description="temperature of that word")
     smooth: float = Field(0.002, ge=0, description="weight of the entropy of predictions, summed over a batch")
 

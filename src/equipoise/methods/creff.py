@@ -1,5 +1,5 @@
-"""CReFF: FedAvg whose classifier is trained again on the server, on as many made-up "federated features" of each class,
-which are fitted to the gradients that the sites' real features give the classifier.
+"""CReFF: FedAvg whose server trains the classifier again, on equally many "federated features" of each class. They are
+fitted to the classifier's gradients from the sites' real features.
 
 Shang, Lu, Huang and Wang, Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-training with
 Federated Features, IJCAI 2022. Called CReRF in FedNPR's tables.

@@ -1,5 +1,5 @@
-"""FedBABU: sites train and average the body alone, under a head that keeps its initial weights; a site makes its
-personal model by fine-tuning before evaluation.
+"""FedBABU: sites train and average the body alone, under a head that keeps its initial weights. Each site fine-tunes a
+personal model before evaluation.
 
 Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022.
 """

@@ -1,5 +1,5 @@
-"""FedBM: a frozen classifier made of what a language model knows about the classes, and a generator, trained on the
-server against the global model, whose images hold the sites' feature extractors together.
+"""FedBM: a language model's texts about the classes form a frozen classifier. The server trains a generator against the
+global model; its images align the sites' feature extractors.
 
 Zhu et al., FedBM: Stealing Knowledge from Pre-trained Language Models for Heterogeneous Federated Learning, Medical
 Image Analysis 2025. LKCC is the classifier (Eqs. 2 to 5), CGDE the generator (Eqs. 6 to 10).
@@ -48,7 +48,7 @@ class Options(MethodOptions):
     )
     prompt_share: float = Field(1.0, gt=0, le=1, description="share of the prompts that is used, drawn from the seed")
     cgde: bool = Field(True, description="train a generator, and train sites on its images too")
-    condition: Literal["text", "gaussian"] = Field("text", description="what images are made from: concepts or noise")
+    condition: Literal["text", "gaussian"] = Field("text", description="input of the generator: concepts or noise")
     lambda_div: float = Field(1.0, ge=0, description="weight of the generator's diversity term (Eq. 7)")
     lambda_dis: float = Field(0.1, ge=0, description="weight of the generator's batch-norm term (Eq. 8)")
     synthetic: PositiveInt = Field(16, description="generated images beside each local batch")

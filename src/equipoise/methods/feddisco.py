@@ -20,8 +20,8 @@ from equipoise.contract.method import Method
 class Options(MethodOptions):
     """FedDisco's weight of a site: max(0, share of the images - a * discrepancy + b)."""
 
-    a: float = Field(0.5, ge=0, description="how much a site's discrepancy takes from its share of the images")
-    b: float = Field(0.1, description="what is added to the share of every site; with a = 0 and b = 0: FedAvg")
+    a: float = Field(0.5, ge=0, description="factor of a site's discrepancy, which lowers its share of the images")
+    b: float = Field(0.1, description="constant added to every site's share; with a = 0 and b = 0: FedAvg")
     measure: Literal["l2", "kl"] = Field(
         "l2", description="distance of class shares from equal ones: Euclidean, or the Kullback-Leibler divergence"
     )

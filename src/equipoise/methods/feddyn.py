@@ -1,5 +1,5 @@
-"""FedDyn: each site's loss gets a linear and a quadratic term that change from round to round, so that where local
-training rests is where the global loss does; the server corrects the mean by what the sites have drifted so far.
+"""FedDyn: each site's loss gets a linear and a quadratic term that change from round to round. Local and global optima
+then agree. The server corrects the mean by the sites' drift so far.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 """

@@ -1,5 +1,5 @@
-"""FedETF: all sites train under one fixed classifier, a simplex whose class vectors are as far apart as can be (an
-equiangular tight frame, ETF), through a projection and by a loss that is balanced by local class counts. A site makes
+"""FedETF: all sites train under one fixed classifier, an equiangular tight frame (ETF) with maximally separated class
+vectors. Features pass a projection, and local class counts balance the loss. A site makes
 its personal model by fine-tuning simplex and projection in turns.
 
 Li, Shang, He, Lin and Wu, No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and
@@ -35,9 +35,9 @@ class Options(MethodOptions):
 
     size: PositiveInt | None = Field(None, description="projected features; by default as many as classes, the fewest")
     gamma: float = Field(1.0, ge=0, description="exponent of the class counts in the balanced loss; 0: cross entropy")
-    scale: PositiveFloat = Field(1.0, description="beta, what cosines are multiplied by at first; it is learnt")
+    scale: PositiveFloat = Field(1.0, description="beta, initial factor of cosines; it is learnt")
     finetune_epochs: int | None = Field(
-        None, ge=0, description="epochs of the whole net before fine-tuning in turns; by default what train.epochs says"
+        None, ge=0, description="epochs of the whole net before fine-tuning in turns; default: train.epochs"
     )
     turns: int = Field(20, ge=0, description="how often simplex and projection take turns; 0: neither is fine-tuned")
     turn_epochs: PositiveInt = Field(3, description="epochs of each in a turn")
@@ -94,9 +94,9 @@ class FedETFClient(FedETFNet, CosineClient):
         """Local training once more, then turns of simplex and projection on features that no longer change.
 
         The body stands still in the turns, so its features are computed once, of plain images in eval mode. The
-        released code runs the body anew in each of the turns' epochs, in training mode, which goes on moving its
-        batch-norm statistics: that takes turns * 2 * turn_epochs (by default 120) passes over the site's images before
-        each evaluation in place of one, and fits the head to other features than those that it is measured on.
+        released code runs the body again in each of the turns' epochs, in training mode, which changes its batch-norm
+        statistics. That takes turns * 2 * turn_epochs passes (by default 120) over the site's images before each
+        evaluation. It also fits the head to other features than those that it is measured on.
         """
         options = self.options
         yield Train(epochs=options.finetune_epochs)

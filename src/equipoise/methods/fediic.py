@@ -1,5 +1,5 @@
-"""FedIIC: margins by class difficulty calibrate the classifier, contrast within a site and against prototypes that
-the server makes of the classifier calibrates the features; for classes that are imbalanced over all sites.
+"""FedIIC, for classes that are imbalanced over all sites. Margins by class difficulty calibrate the classifier.
+Contrasts within a site and against the server's prototypes calibrate the features.
 
 Wu et al., FedIIC: Towards Robust Federated Learning for Class-Imbalanced Medical Image Classification, MICCAI 2023.
 """

@@ -1,5 +1,5 @@
-"""FedNH: the head's class vectors, its prototypes, start spread evenly over the sphere and stand still while sites
-train; after each round the server moves them a little towards the mean features of their classes.
+"""FedNH: the head's class vectors (prototypes) start evenly spread over the sphere and are frozen at sites. After each
+round the server moves them a little towards the classes' mean features.
 
 Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023.
 """
@@ -32,13 +32,13 @@ class Options(MethodOptions):
     """FedNH's prototypes; the defaults are the released ones."""
 
     rho: float = Field(
-        0.9, ge=0, le=1, description="what stays of the prototypes each round (FedBM: 0.9 too); 1: they never move"
+        0.9, ge=0, le=1, description="share of the prototypes kept in each round (FedBM: 0.9 too); 1: they never move"
     )
     start: Literal["orthogonal", "simplex"] = Field(
         "orthogonal", description="first prototypes: at right angles (as released), or as far apart as can be"
     )
     scale: PositiveFloat = Field(
-        20.0, description="what cosines are multiplied by at first (released: 20 for its ResNet, 1 for its small net)"
+        20.0, description="initial factor of cosines (released: 20 for its ResNet, 1 for its small net)"
     )
     learn_scale: bool = Field(True, description="train the scale with the net")
 

@@ -1,5 +1,5 @@
-"""FedNPR: FedAvg with a balanced softmax, and features held to prototypes of each class's sub-clusters, which each
-site finds among its own images and keeps to itself.
+"""FedNPR: FedAvg with a balanced softmax and a pull of features towards prototypes of class sub-clusters. Each site
+computes its prototypes and never sends them.
 
 Wicaksana, Yan and Cheng, Non-parametric Regularization for Class Imbalance Federated Medical Image
 Classification, 2024 (arXiv 2407.12446). The regularisation, NPR, goes on top of any method: `npr.weight = 0.1`.

@@ -1,5 +1,5 @@
-"""FedProc: features are drawn to the federation's prototype of their class and away from those of the others; over the
-rounds the weight moves from this contrast to the supervised loss.
+"""FedProc: a contrast pulls features to the federation's prototype of their class and away from other prototypes. Over
+the rounds, the supervised loss takes over.
 
 Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, Future Generation Computer Systems 143,
 2023.

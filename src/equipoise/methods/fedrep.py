@@ -25,7 +25,7 @@ class Options(MethodOptions):
 
     head_epochs: int = Field(10, ge=0, description="epochs for the head, before the body (the paper's 10)")
     body_epochs: PositiveInt | None = Field(
-        None, description="epochs for the body; by default what train.epochs says (the paper: 1 or 5)"
+        None, description="epochs for the body; default: train.epochs (the paper: 1 or 5)"
     )
 
     def holds(self) -> AbstractSet[str]:

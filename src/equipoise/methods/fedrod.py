@@ -1,5 +1,5 @@
-"""FedRoD: a generic head, trained by a balanced loss, travels with the body; a personal head on top of it, trained by
-plain cross entropy, stays. Both predictors belong to one model.
+"""FedRoD: a generic head, trained by a balanced loss, travels with the body. A personal head stays at each site and
+adds to it, trained by plain cross entropy. Both predictors belong to one model.
 
 Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The personal
 head is the paper's linear one; the one that a hypernetwork generates is left out.

@@ -1,5 +1,5 @@
-"""FML: each site trains a personal net beside the shared one, which its authors call the meme, and each learns from
-the other's predictions; only shared nets are averaged.
+"""FML: each site trains a personal net beside the shared one (the authors' "meme"). Each net learns from the other's
+predictions, and only shared nets are averaged.
 
 Shen et al., Federated Mutual Learning, arXiv 2006.16765, 2020.
 """

@@ -1,5 +1,5 @@
-"""pFedMe: each site's personal model minimises its loss plus a pull towards the global model (a Moreau envelope), and
-the global model follows the personal ones.
+"""pFedMe: each site's personal model minimises its loss plus a pull towards the global model (Moreau envelope). The
+global model follows the personal models.
 
 T Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 """

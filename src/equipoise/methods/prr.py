@@ -1,5 +1,5 @@
-"""PRR-Imbalance: sites share the low frequencies of a deputy model's weights (PFA), the deputy teaches a personal model
-step by step (DET), and the loss makes up for the federation's class imbalance (CPA).
+"""PRR-Imbalance: sites share the low frequencies of a deputy model's weights (PFA). The deputy teaches a personal model
+step by step (DET). The loss corrects the federation's class imbalance (CPA).
 
 Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalanced Medical Data, IEEE TMI 2022.
 """
@@ -32,37 +32,44 @@ class Options(MethodOptions):
     in_short: ClassVar[tuple[str, ...]] = ("prr.warmup=0", "train.epochs=3")
 
     pfa: Literal["off", "both", "amplitude", "phase", "complex"] = Field(
-        "both", description="what sites share of low frequencies; complex: mean of complex numbers; off: plain mean"
+        "both",
+        description="part of the low frequencies that sites share; complex: mean of complex numbers; off: plain mean",
     )
     band_start: float = Field(0.7, ge=0, le=1, description="share of frequencies shared in the first round, 2 r_0")
-    band_end: float = Field(0.95, ge=0, le=1, description="what that share grows towards, 2 r_1")
+    band_end: float = Field(0.95, ge=0, le=1, description="limit that this share grows towards, 2 r_1")
     classifier_rows: bool = Field(True, description="transform the last layer class by class, not as a matrix")
 
     det: Literal["off", "E", "ER", "ERS"] = Field(
         "ERS", description="steps of the transfer: exchange, recover, sublimate; off: one net, no deputy"
     )
-    recover: float = Field(0.7, ge=0, le=1, description="lambda_1: a deputy with a smaller share of the score recovers")
-    sublimate: float = Field(0.9, ge=0, le=1, description="lambda_2: a deputy with a greater share of it teaches")
+    recover: float = Field(
+        0.7, ge=0, le=1, description="lambda_1: below this share of the personal score, a deputy recovers"
+    )
+    sublimate: float = Field(
+        0.9, ge=0, le=1, description="lambda_2: above this share of the personal score, it teaches"
+    )
     det_metric: Literal["valid", "train", "released"] = Field(
         "valid",
         description="images whose macro F1 (of masks: Dice) moves the steps; train: augmented, counted while training; "
         "released: augmented, in a separate pass",
     )
 
-    cpa_global: bool = Field(True, description="logits compete by the federation's class counts (Eq. 9)")
-    cpa_local: bool = Field(True, description="classes weigh by how far local and global prototypes part (Eq. 11)")
+    cpa_global: bool = Field(True, description="rebalance logits by the federation's class counts (Eq. 9)")
+    cpa_local: bool = Field(True, description="weigh classes by the distance of local and global prototypes (Eq. 11)")
     beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
-    tau: float = Field(3.0, ge=1, description="Eq. 12: the smaller, the more a distance between prototypes weighs")
+    tau: float = Field(
+        3.0, ge=1, description="temperature of Eq. 12: smaller values give distances between prototypes more weight"
+    )
     warmup: int = Field(
-        15, ge=0, description="rounds before prototypes begin to weigh; of fewer than 50 rounds three tenths"
+        15, ge=0, description="rounds before prototypes weigh classes; in runs below 50 rounds, 30 % of the rounds"
     )
     spread: Literal["biased", "clamped", "none"] = Field(
-        "biased", description="deviation around the mean of prototypes: the paper's, the released (>= 1), or none"
+        "biased", description="standard deviation of prototypes: the paper's, the released code's (>= 1), or none"
     )
     prototype_exchange: Literal["round", "epoch", "released"] = Field(
         "round",
-        description="how often prototypes travel; epoch: after each local epoch; "
-        "released: so too, and every round begins with prototypes of ones",
+        description="when sites exchange prototypes; epoch: after each local epoch; released: likewise, but each "
+        "round begins with prototypes of ones",
     )
 
     global_view: bool = Field(
@@ -129,8 +136,8 @@ class Options(MethodOptions):
         found: dict[str, str] = {}
         if self.staged and train.epochs == 1:
             found["det"] = (
-                "with train.epochs = 1 a round begins and ends with recovering: sites receive nothing from each other, "
-                "and prr is local training; set train.epochs to 3 or more"
+                "with train.epochs = 1, prr is local training: sites receive nothing from each other. Set "
+                "train.epochs to 3 or more"
             )
         elif self.det == "ERS" and train.epochs == 2:
             found["det"] = "prr never sublimates: with train.epochs = 2 a round ends before its third step"

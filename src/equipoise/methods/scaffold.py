@@ -1,5 +1,5 @@
-"""SCAFFOLD: control variates, one at each site and one on the server, estimate where each site and where all of them
-go; local steps are corrected by the difference.
+"""SCAFFOLD: control variates at each site and on the server estimate the directions of local and global updates. Their
+difference corrects local steps.
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
 """

@@ -105,7 +105,7 @@ def unlike(rows: pd.DataFrame) -> str:
     """What to say where rows of one kind are of different classes or sites; nothing where all compare."""
     if (rows.groupby(GROUP)["measured"].nunique() <= 1).all():
         return ""
-    return "Some runs are of other classes or sites: their scores do not compare."
+    return "Some runs have other classes or sites: their scores cannot be compared."
 
 
 def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:

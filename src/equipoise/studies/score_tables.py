@@ -139,7 +139,7 @@ class StudyTable:
         found = []
         if self.uneven:
             lacking = "; ".join(f"{name} lacks {', '.join(sites)}" for name, sites in self.uneven.items())
-            found.append(f"Means are of different sites ({lacking}): they do not compare, and no test was made.")
+            found.append(f"Means are from different sites ({lacking}): they do not compare, and no test was made.")
         groups = kinds((run, run.data_seen) for row in self.rows for run in row.runs)
         if len(groups) > 1:
             whose = "; ".join(holders(self.rows, runs) for runs in groups)

@@ -62,7 +62,7 @@ class Row(Table):
     name: Name
     method: str
     settings: Settings = Field({}, description="config tables over those of the study")
-    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; none at all: only later ones")
+    seeds: tuple[Seed, ...] | None = Field(None, description="default: the study's; an empty list: only later seeds")
     later: tuple[Seed, ...] = Field((), description="further seeds of the full grid")
     tables: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="the tables that the row stands in; default the study's one table"

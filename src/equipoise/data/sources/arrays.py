@@ -17,7 +17,7 @@ def opened(config: DataConfig, root: Path) -> Store:
     store = Store(root / config.name.replace(":", "-"))
     if not store.exists():
         raise UserError(
-            f"there is no {store.folder}, which should hold the images that Python gave; make the Federation from the "
-            "same arrays again (its name is the same), or set data.store or EQUIPOISE_DATA to the folder where it was"
+            f"there is no {store.folder}, which should hold the images from Python; make the Federation from the same "
+            "arrays again, or point data.store or EQUIPOISE_DATA to its folder"
         )
     return store

@@ -131,7 +131,7 @@ def _of_sites(header: list[str], titles: Mapping[str, str], others: tuple[str, .
     if titles["site"] in header or not others:
         return []
     return [
-        f"all images are at one site, for the manifest has no column {titles['site']}; if one of {first_few(others)} "
+        f"all images are at one site, since the manifest has no column {titles['site']}; if one of {first_few(others)} "
         "tells the site, name it: --column site=TITLE (data.columns.site)"
     ]
 
