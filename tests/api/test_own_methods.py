@@ -105,9 +105,13 @@ def test_an_object_of_a_program_or_notebook(monkeypatch):
         ("my_soft:METHD", "did you mean my_soft:METHOD"),
         ("my_soft:SoftClient", "is ABCMeta|is type and no equipoise.Method"),
         ("nowhere.method", "No module named 'nowhere'"),
+        ("unclosed.py", r"unclosed.py cannot be loaded: SyntaxError: .*unclosed.py, line 2"),
+        ("unmet.py", r"unmet.py cannot be loaded: ModuleNotFoundError: No module named 'nowhere' .*unmet.py, line 1"),
     ],
 )
 def test_methods_that_are_not_there(method, told):
+    Path("unclosed.py").write_text("\ndef wrong(:\n")
+    Path("unmet.py").write_text("import nowhere\n")
     with pytest.raises(eq.UserError, match=told):
         eq.train("phantom", method, out="run")
     assert not Path("run").exists()

@@ -135,7 +135,7 @@ def test_a_commented_config_runs_as_it_stands_and_holds_every_key(equipoise):  #
 
 
 def test_common_settings_have_options(equipoise):  # noqa: F811
-    quick = [setting for setting in QUICK if "batch" not in setting]
+    quick = [setting for setting in QUICK if not {"batch", "epochs"} & {*re.findall(r"[a-z]+", setting)}]
     options = ("--epochs", "2", "--batch-size", "9", "--lr", "0.5", "--net", "vgg16-slim", "--set", "augment.size=32")
     assert equipoise("run", "--out", "run", *options, *quick)[0] == 0
     written = tomllib.loads(Path("run/config.toml").read_text())
@@ -178,10 +178,22 @@ def test_a_mistyped_name_is_answered_without_all_other_names(equipoise):  # noqa
     assert code == 2 and all(name in err for name in method_names())
 
 
+def test_an_error_in_a_plug_in_is_told_as_the_plug_ins_own(equipoise):  # noqa: F811
+    assert equipoise("new", "loss", "mine")[0] == 0
+    text = Path("mine.py").read_text()
+    Path("mine.py").write_text(re.sub(r"(?m)^    return .*", "    return 1 / 0", text))
+    code, _, err = equipoise("run", "--out", "run", *QUICK, "--set=train.loss='mine.py'")
+    assert code == 2 and "division by zero: in the plug-in" in err and "mine.py, line" in err
+    assert "fault of Equipoise" not in err
+
+
 def test_a_runs_config_is_no_study_and_is_told_what_starts_it(equipoise):  # noqa: F811
     equipoise("init", "mine.toml", "--method", "prr")
     code, _, err = equipoise("study", "mine.toml")
     assert code == 2 and "equipoise run mine.toml" in err and len(err.splitlines()) == 1
+    Path("grid.toml").write_text('name = "mine"\nseeds = [1, 2]\n[[row]]\nname = "fedavg"\n')
+    code, _, err = equipoise("run", "grid.toml")
+    assert code == 2 and "equipoise study grid.toml" in err and len(err.splitlines()) == 1
 
 
 def commands(command: click.Command, name: str = "equipoise") -> dict[str, click.Command]:

@@ -73,10 +73,25 @@ def test_a_table_is_shown_with_the_tables_in_it_and_no_others():
     assert "prr.det " in output and "train.participation" not in output
 
 
-@pytest.mark.parametrize("name", ["optimiser", "trai", "fedavg", "methods"])
-def test_an_unknown_table_is_answered_with_the_known_ones(name):
-    with pytest.raises(UserError, match=rf"no table '{name}' .*train\.optimiser, .*prr"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("zzz", r"no table or key 'zzz'; tables: .*train\.optimiser, .*prr"),
+        ("privcy", r"no table or key 'privcy'; did you mean 'privacy'\?$"),
+        ("train.epoch", r"did you mean 'train.epochs'\?$"),
+        ("fedavg", "method fedavg has no settings of its own"),
+    ],
+)
+def test_an_unknown_table_is_answered_with_the_one_that_was_meant_or_all(name, told):
+    with pytest.raises(UserError, match=told):
         sections(name)
+
+
+def test_a_key_is_shown_alone_with_the_methods_that_change_its_default():
+    output = CliRunner().invoke(app, ["settings", "train.rounds"]).output
+    assert "train.rounds " in output and "train.epochs" not in output
+    assert "closed: train.rounds=1" in output and "feddyn" not in output
+    assert {key.path for section in sections("epochs") for key in section.keys} >= {"train.epochs"}
 
 
 def test_a_bar_in_a_meaning_does_not_end_its_cell():

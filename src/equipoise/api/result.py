@@ -363,7 +363,9 @@ class Result:
 
     def _refuse_own(self, federation: Federation) -> None:
         if fingerprint(federation) == self.record().start.data:
-            raise UserError("these are the images that the run learned from; evaluate on the others with split='test'")
+            raise UserError(
+                "these are the images that the run learned from; evaluate on the others: --split test (split='test')"
+            )
 
     def _whose_models(self) -> list[str | None]:
         """None for the global model, or the sites with personal ones where there is no global one."""

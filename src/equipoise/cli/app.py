@@ -24,6 +24,7 @@ from equipoise.cli.starting import init
 from equipoise.cli.study import study
 from equipoise.cli.watch import watch
 from equipoise.core.errors import UserError, first_line, is_memory, is_users
+from equipoise.core.outside import in_plug_in
 from equipoise.core.termination import Terminated, end_orderly_on_termination
 from equipoise.core.version import __version__
 
@@ -120,6 +121,11 @@ def main() -> None:
             errors.print(f"[red]error:[/] not enough memory: {text}", highlight=False, soft_wrap=True)
             sys.exit(2)
         traceback.print_exc()
+        if place := in_plug_in(problem):
+            errors.print(
+                f"[red]error:[/] {escape(first_line(problem))}: in the plug-in {escape(place)}", soft_wrap=True
+            )
+            sys.exit(2)
         errors.print("[red]this is a fault of Equipoise, not yours; the lines above say where[/]")
         sys.exit(1)
 

@@ -110,7 +110,7 @@ def _with_sums(name: str) -> str:
 
 
 def settings_list(
-    table: Annotated[str | None, typer.Argument(help="a table of the config, such as train or prr")] = None,
+    table: Annotated[str | None, typer.Argument(help="a table or key of the config: train, prr, train.epochs")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="as the page docs/settings.md")] = False,
 ) -> None:
     """Example: equipoise settings train.optimiser
@@ -125,7 +125,7 @@ def settings_list(
         return
     for line in as_lines(chosen):
         console.print(line)
-    for note in notes():
+    for note in notes(chosen):
         console.print(escape(note), highlight=False)
 
 

@@ -20,7 +20,7 @@ ROOMY = 90
 #: wider than any table
 UNBOUNDED = 10_000
 #: a word of so many letters is never folded
-SHORT = 7
+SHORT = 8
 #: how a help text begins
 EXAMPLE = "Example:"
 

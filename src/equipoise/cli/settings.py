@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,6 +19,7 @@ from rich.text import Text
 from equipoise.contract.config import Config
 from equipoise.core.definitions import PACKAGE, arguments, constant, modules_in
 from equipoise.core.errors import UserError
+from equipoise.core.suggestions import meant
 from equipoise.core.table import Table, dotted
 
 HEADINGS = ("key", "type", "default", "meaning")
@@ -54,8 +55,10 @@ class Section:
 def sections(table: str | None = None) -> list[Section]:
     """The tables of a config and then those of the methods that have options; all, or one with the tables in it.
 
+    The name of a key ("train.epochs", or "epochs") stands for the keys of this name alone.
+
     Raises:
-        UserError: when there is no table of this name
+        UserError: when there is no table and no key of this name
     """
     options = {name: method["options"] for name, method in _methods().items() if "options" in method}
     everything = [
@@ -69,25 +72,38 @@ def sections(table: str | None = None) -> list[Section]:
         from equipoise.components import get_component
 
         return list(_sections(table, get_component(table)))
-    if not chosen:
-        names = ", ".join(section.name for section in everything if section.name)
-        raise UserError(f"there is no table '{table}' with keys; tables: {names}")
-    return chosen
+    if chosen:
+        return chosen
+    named = {s: tuple(key for key in s.keys if f".{key.path}".endswith(f".{table}")) for s in everything}
+    if table in _methods():
+        raise UserError(f"the method {table} has no settings of its own; `equipoise settings` shows those of all")
+    if not any(named.values()):
+        names = [section.name for section in everything if section.name]
+        known = [*names, *(key.path for section in everything for key in section.keys)]
+        hint = f"did you mean '{close}'?" if (close := meant(table, known)) else f"tables: {', '.join(names)}"
+        raise UserError(f"there is no table or key '{table}'; {hint}")
+    return [replace(section, keys=keys) for section, keys in named.items() if keys]
 
 
-def notes() -> list[str]:
-    """What a list of defaults cannot say: where they depend on the method or the data."""
-    implied = [
-        f"{name}: {', '.join(f'{key}={json.dumps(value)}' for key, value in dotted(method['defaults']).items())}"
+def notes(shown: Iterable[Section]) -> Iterator[str]:
+    """What a list of defaults cannot say: where those that are shown depend on the method or the data."""
+    paths = {key.path for section in shown for key in section.keys}
+    by_method = {
+        name: {key: value for key, value in dotted(method["defaults"]).items() if key in paths}
         for name, method in _methods().items()
         if "defaults" in method
+    }
+    implied = [
+        f"{name}: {', '.join(f'{key}={json.dumps(value)}' for key, value in defaults.items())}"
+        for name, defaults in by_method.items()
+        if defaults
     ]
-    pixels = constant(PACKAGE / "engine" / "runs.py", "SMALL_PIXELS")
-    return [
-        f"Defaults that come with a method: {'; '.join(implied)}.",
-        "Options of a component: `equipoise components show NAME`.",
-        f"Without net.name, images of more than {pixels} pixels a side are trained with resnet18.",
-    ]
+    if implied:
+        yield f"Defaults that come with a method: {'; '.join(implied)}."
+    yield "Options of a component: `equipoise components show NAME`."
+    if "net.name" in paths:
+        pixels = constant(PACKAGE / "engine" / "runs.py", "SMALL_PIXELS")
+        yield f"Without net.name, images of more than {pixels} pixels a side are trained with resnet18."
 
 
 @cache
@@ -114,7 +130,7 @@ def as_markdown(chosen: Sequence[Section]) -> str:
         "`[train.optimiser]`) or on the command line (`--set train.optimiser.lr=0.1`). The table of a method has the",
         "method's name; a general table inside it (`[fednpr.npr]`) holds for runs of that method alone.",
         "",
-        *(f"- {note}" for note in notes()),
+        *(f"- {note}" for note in notes(chosen)),
     ]
     for section in chosen:
         title = f"`[{section.name}]`" if section.name else "At the top"

@@ -421,7 +421,10 @@ def read_raw(source: str | None) -> dict[str, Any]:
         content = Path(source).read_bytes()
     else:
         raise UserError(f"'{source}' is neither a file nor a preset; {meant_or_all(source, preset_names(), 'presets')}")
-    return parse_toml(content, source)
+    tables = parse_toml(content, source)
+    if {"row", "seeds"} & tables.keys():
+        raise UserError(f"{source} is a study of several runs; start it with: equipoise study {source}")
+    return tables
 
 
 def parse_toml(content: bytes, where: str) -> dict[str, Any]:

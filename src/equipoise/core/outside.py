@@ -8,7 +8,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from equipoise.core.suggestions import meant
 #: how the names of objects begin that Python gave
 GIVEN = "python:"
 
+#: how the names of modules begin that are files of users
+LOADED = "equipoise_file_"
 #: what files call their plug-ins; a name with one of these is that of the file
 USUAL = ("", "METHOD", "COMPONENT", "NET", "SOURCE", "LOSS", "METRIC")
 #: objects that this process was given, by their names in configs
@@ -174,6 +177,30 @@ def _import(place: str, name: str) -> ModuleType:
         return importlib.import_module(place)
     except ImportError as problem:
         raise _unreachable(name, place, problem) from None
+    except Exception as problem:
+        raise _unloadable(place, problem) from problem
+
+
+def _unloadable(place: Path | str, problem: Exception) -> Exception:
+    """What is told of a plug-in that fails while it is loaded: its author's error, and the line."""
+    if isinstance(problem, UserError | MemoryError):
+        return problem
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    at = problem if isinstance(problem, SyntaxError) else own[-1]
+    text = problem.msg if isinstance(problem, SyntaxError) else str(problem)
+    return UserError(f"{place} cannot be loaded: {type(problem).__name__}: {text} ({at.filename}, line {at.lineno})")
+
+
+def in_plug_in(problem: BaseException) -> str:
+    """Where an error last passed through the file of a plug-in: the file and its line; empty if it never did."""
+    frames = reversed([*traceback.walk_tb(problem.__traceback__)])
+    inside = ((frame.f_code.co_filename, line) for frame, line in frames if _is_plug_in(frame.f_globals))
+    return next((f"{file}, line {line}" for file, line in inside), "")
+
+
+def _is_plug_in(variables: Mapping[str, Any]) -> bool:
+    return str(variables.get("__name__", "")).startswith(LOADED)
 
 
 def _existing(path: Path) -> Path:
@@ -187,7 +214,7 @@ def _file(path: Path) -> ModuleType:
     """A Python file as a module; a file that has changed since is run anew."""
     resolved = _existing(path)
     known = hashlib.sha256(str(resolved).encode() + resolved.read_bytes()).hexdigest()[:8]
-    title = f"equipoise_file_{resolved.stem}_{known}"
+    title = f"{LOADED}{resolved.stem}_{known}"
     if title not in sys.modules:
         spec = importlib.util.spec_from_file_location(title, resolved)
         assert spec is not None and spec.loader is not None
@@ -195,7 +222,9 @@ def _file(path: Path) -> ModuleType:
         sys.modules[title] = module
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as problem:
             del sys.modules[title]
+            if isinstance(problem, Exception):
+                raise _unloadable(path, problem) from problem
             raise
     return sys.modules[title]

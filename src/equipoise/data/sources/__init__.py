@@ -252,7 +252,7 @@ def _csv_lines(path: Path, separator: str) -> list[tuple[int, list[str]]]:
         reader = csv.reader(text, delimiter=separator)
         return [(reader.line_num, [value.strip() for value in values]) for values in reader if values]
     except (OSError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _check_header(path: Path, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> None:
