@@ -23,8 +23,8 @@ MOST_TRANSFORMED = 1 << 24
 def weighted_mean(tensors: Tensor | Iterable[Tensor], weights: Tensor | Sequence[float]) -> Tensor:
     """Mean of one tensor per site, by weights that need not sum to 1 (sample counts, say).
 
-    `tensors` is (K, ...) or anything that yields K tensors: they are folded in order, one multiply-add each,
-    so that lazy replies never lie in memory together and give the same bits. Sites of weight 0 are skipped,
+    `tensors` is (K, ...) or anything that yields K tensors: they are folded in order, one multiply-add each. So lazy
+    replies never lie in memory together, and they give the same bits. Sites of weight 0 are skipped,
     so one site, or one-hot weights, give that site's tensor bit for bit. Half precision is summed in float32;
     integers are averaged in float64 and rounded.
     """

@@ -3,8 +3,8 @@
 A volume is all slices of one patient. Distances are in pixels, within slices: how far slices lie apart is not known.
 
 The rule for empty masks. A structure that neither truth nor prediction has in a volume says nothing: the volume does
-not count for it. A structure that only one of them has is missed or made up: Dice and IoU are 0, and the distances are
-the diagonal of a slice. So is the distance of a surface in a slice where the other has none.
+not count for it. If only one of them has a structure, Dice and IoU are 0, and the distances are the diagonal of a
+slice. So is the distance of a surface in a slice where the other has none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership inference: how well models tell which images they were trained on.
 
-Carlini et al., Membership Inference Attacks From First Principles, S&P 2022 (LiRA): shadow models are trained with and
-without an image, and the attacked model is compared with both kinds.
+Carlini et al., Membership Inference Attacks From First Principles, S&P 2022 (LiRA): train shadow models with and
+without an image, and compare the attacked model with both kinds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metrics for imbalanced classes, in numpy, over the classes present in the labels; tests of significance.
 
-Sites send confusion matrices and calibration bins: counts that add up, so that every metric but the area
-under the curve can be had for one site or for all of them without a score leaving its site.
+Sites send confusion matrices and calibration bins, whose counts add up. So every metric but AUC follows for one site or
+for all, and no image's score leaves its site.
 
 `METRICS` is the one list of metrics. The config, logs, tables, figures and studies take theirs from it.
 """

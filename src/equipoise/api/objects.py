@@ -78,6 +78,6 @@ def refuse_workers(config: Config) -> None:
     here = [name for _, name in config.used_plugins() if name.startswith(GIVEN)]
     if here and config.compute.workers > 1:
         raise UserError(
-            f"worker processes cannot see {here[0]}, which is known to this process alone; put it into a module "
-            "and give it from there, or leave workers out"
+            f"worker processes cannot see {here[0]}, which only this process knows; define it in a module, or leave "
+            "workers out"
         )

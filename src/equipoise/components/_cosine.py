@@ -1,5 +1,5 @@
-"""What FedNH and FedETF share: in place of the net's linear head, a comparison of unit features with class vectors that
-sites receive and do not train."""
+"""Shared by FedNH and FedETF: unit features are compared with class vectors, in place of the net's linear head. Sites
+receive the vectors and do not train them."""
 
 from __future__ import annotations
 

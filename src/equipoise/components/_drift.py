@@ -1,5 +1,5 @@
-"""Shared by components against client drift: a tensor beside each parameter, terms that are added to gradients, and a
-server that knows what all sites together weigh."""
+"""Shared by components against client drift: a tensor beside each parameter, extra terms of gradients, and a server
+that knows the total weight of all sites."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from equipoise.core.plugins import find
 def loss_component(name: str) -> Component:
     """The component that trains by a loss from outside.
 
-    The loss is a function of logits (B, C) and labels (B,), and of the site's class counts (C,) where it takes three
-    arguments; it gives the mean.
+    The loss is a function of logits (B, C) and labels (B,), and, with three arguments, of the site's class counts (C,).
+    It returns the mean.
     """
     loss = find("loss", name)
     takes = _arguments(loss, name)

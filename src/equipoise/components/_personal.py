@@ -35,8 +35,8 @@ class PartialClient(PartialNet, FedAvgClient):
 class TwoNetClient(FedAvgClient):
     """Keeps a personal net of the same kind beside the net that travels; the method says how each trains.
 
-    Both nets draw their dropout from one stream of random numbers: where one of them trains as in FedAvg or alone,
-    it does so bit for bit without dropout, and with it up to the draws.
+    Both nets draw their dropout from one stream of random numbers. Without dropout, a net that trains as in FedAvg or
+    alone gives the same bits; with dropout, only the draws differ.
     """
 
     views = ("global", "personal")

@@ -75,8 +75,8 @@ class CPAServer(ServerSide):
 
 
 def spread_of(local: Tensor, present: Tensor) -> Tensor:
-    """How far the sites' prototypes (K, C, D) lie from their mean, by class (C,); 0 where fewer than two sites have
-    the class (present (K, C))."""
+    """Distance of the sites' prototypes (K, C, D) from their mean, by class (C,); 0 if fewer than two sites have the
+    class (present (K, C))."""
     among = present[..., None].to(local.dtype)
     number = among.sum(0).clamp(min=1)
     mean = (local * among).sum(0) / number

@@ -62,8 +62,8 @@ class DualsServer(ServerSide):
     def merge(self, updates: Replies, number: int) -> Tensors:
         """x <- x + mean over the round's sites of w_i (x_i - x), where w_i = 1 + lambda_i - mean lambda.
 
-        The mean of lambda is over all sites, so a round whose sites are served badly takes a longer step than one
-        whose sites are not: the weights are not made to add up to 1 in each round. Statistics take the weighted mean.
+        The mean of lambda is over all sites, and a round's weights need not add up to 1. So a round of sites with high
+        losses takes a longer step. Statistics take the weighted mean.
         """
         model: Tensors = self.server.state.model
         weights, own = self.weights(updates.sites), site_weights(updates, self.weighting)

@@ -1,7 +1,7 @@
 """The site side of a method: a workplace that serves one site after another.
 
-Every tensor that its hooks read is declared, allocated once in `build` and filled in place before each ask, so that the
-same code runs eagerly and inside a captured graph.
+Every tensor that its hooks read is declared. It is allocated once in `build` and filled in place before each ask. So
+the same code runs eagerly and inside a captured graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Components on a method: two classes that stand over the method's own server and client, and drive their generators.
 
-A method's code does not know which components are on it. Surveys run before its round, entries of components join its
-request to train, its local training is cut into epochs where a component wants them, and server steps come after.
+A method's code does not know which components are on it. Surveys run before its round, and entries of components join
+its request to train. Components may cut its local training into epochs. Server steps come after.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything a run depends on, typed and validated, read from TOML.
 
-Method options live in a table named after the method (`[fedprox] mu = 0.01`), so that one file can hold the
-options of several methods; the tables of methods that do not run are checked and otherwise ignored.
+Method options live in a table named after the method (`[fedprox] mu = 0.01`). So one file can hold the options of
+several methods. Tables of methods that do not run are checked and otherwise ignored.
 """
 
 from __future__ import annotations

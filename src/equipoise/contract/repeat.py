@@ -19,8 +19,8 @@ WARM_UP_STEPS = 2
 class Repeated:
     """Repeats one step, which takes nothing and changes tensors in place that stay where they are.
 
-    What it draws, if anything, comes from `random`. The graph is kept for later calls, which must bring the same step;
-    the step is not kept, so that its owner, who may own this too, can go. Steps that warm up are the first of those
+    What it draws, if anything, comes from `random`. The graph is kept for later calls, which must bring the same step.
+    The step itself is not kept, so that its owner can be freed. Steps that warm up are the first of those
     asked for: nothing has to be put back.
     """
 

@@ -1,5 +1,5 @@
-"""Names that a package imports when they are first asked for: the command line passes through packages whose contents
-need torch, and must not wait for it to print a version or a help page."""
+"""Names that a package imports at their first use. The command line imports packages whose contents need torch, and
+version and help pages must not wait for torch."""
 
 from collections.abc import Callable, Collection
 from importlib import import_module

@@ -17,8 +17,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """A draft beside `path`, which takes its place when the block ends, and is deleted when the block fails.
 
     A reader finds the old content or the new, if `durable` even after a power cut. Each writer of a file has a separate
-    draft, and the last to end prevails. A draft is named after its file, so that what tidies a folder by names
-    finds one that a killed process left; nothing else reads it.
+    draft, and the last to end prevails. A draft is named after its file, so that a clean-up by names finds a killed
+    process's draft. Nothing else reads it.
     """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     draft.touch(exist_ok=False)

@@ -1,7 +1,7 @@
 """Images that are kept apart for a final comparison: one fifth of all lesions, the same in every federation.
 
-Federations share images. So the name of an image's lesion or patient alone decides (without one, the image's own name):
-what one federation keeps apart, no other one trains on.
+Federations share images. So only the name of an image's lesion or patient decides (without one, the image's name). No
+federation trains on images that another keeps apart.
 """
 
 import hashlib

@@ -29,8 +29,8 @@ Partition = NDArray[np.int64]
 def dirichlet_equal(labels: ArrayLike, num_sites: int, alpha: float, seed: int) -> Partition:
     """FedIIC's partition: classes by Dirichlet(alpha), then sites of equal size (to within one sample).
 
-    Groups of ten sites divide equal shares of the shuffled samples, each class by its own Dirichlet draw, of
-    which sites that are full get nothing. The sites' lists are then laid end to end and cut into equal parts.
+    Groups of ten sites divide equal shares of the shuffled samples, each class by a separate Dirichlet draw. Full sites
+    get nothing more. The sites' lists are then laid end to end and cut into equal parts.
     """
     classes = _checked(labels, num_sites, alpha=alpha)
     if num_sites < GROUP:

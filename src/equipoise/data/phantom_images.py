@@ -1,7 +1,7 @@
 """Draws phantom dermoscopy images in batches: skin, a lesion that looks like its class, hair, and a scanner.
 
-Classes share most of their looks and differ in colour, border, texture and size, so that neighbours are
-confused when there is little data, as nevus and melanoma are.
+Classes look alike and differ in colour, border, texture and size. With little data, models confuse neighbours, such as
+nevus and melanoma.
 """
 
 from dataclasses import dataclass, fields

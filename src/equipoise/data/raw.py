@@ -270,8 +270,8 @@ def _to_8_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
 
     Whole numbers are scaled by their depth, so that brightness stays comparable between images. The depth is the
     one that the file tells, else 8, 12 or 16 bits, whichever hold the brightest pixel: 12-bit scanners write files
-    of 16 bits. This is a guess for each image alone, so that an image means the same to a model that learns from it
-    and to one that is shown it later; `prepare` warns where guesses differ within a source. Anything else is
+    of 16 bits. The guess uses one image alone, so that an image looks the same in training and in later use; `prepare`
+    warns where guesses differ within a source. Anything else is
     stretched from its own darkest to its own brightest pixel.
 
     Raises:

@@ -67,8 +67,8 @@ def _shared_out(stratum: np.ndarray, groups: Sequence[str] | np.ndarray, need: n
 def part_targets(count: int, ratios: Sequence[float]) -> tuple[int, ...]:
     """How many of `count` samples of one class go to each part.
 
-    Validation and test are rounded up, so that a class with enough samples is in every part; with fewer
-    samples than parts, training comes first, then test.
+    Validation and test are rounded up, so that a class with enough samples is in every part. With fewer samples than
+    parts, training comes first, then test.
     """
     wanted = [part for part in (0, 2, 1) if ratios[part] > 0]
     if count <= len(wanted):

@@ -15,8 +15,8 @@ LARGEST_ON_HEAP = 1 << 25
 def keep_freed_memory() -> None:
     """Let glibc keep what a step frees.
 
-    By default it trims its heap whenever some MB lie free on top, so that every step faults its activations in
-    anew: an eighth of the time of a small net. Elsewhere than on glibc nothing changes.
+    By default it trims its heap whenever some MB lie free on top. Then every step faults its activations in again: an
+    eighth of a small net's time. Elsewhere than on glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)

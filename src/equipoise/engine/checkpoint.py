@@ -164,8 +164,8 @@ class Checkpoints:
         return None
 
     def settle(self, round_number: int) -> list[int]:
-        """Delete what a run that goes on from a checkpoint cannot use, and give the rounds: later ones, which were too
-        damaged to go on from, and older ones that do not tell what they hold."""
+        """Delete checkpoints that a resumed run cannot use, and return their rounds: later ones that are damaged, and
+        older ones without a list of their content."""
         useless = [number for number in self.rounds() if number > round_number or not self._legible(number)]
         for number in useless:
             shutil.rmtree(self._path(number))

@@ -1,8 +1,8 @@
 """The GPU engine: several sites train at once, each on a slot with its own stream and captured steps.
 
-Medical federations train small batches, so a GPU that is fed step by step waits for launches. A slot is a model
-replica with its optimiser, static input buffers and one CUDA graph per kind of step; the steps of all slots are
-issued in turn, each on its slot's stream. Nets, moments and graphs are held per slot, however many sites there are;
+Medical federations train small batches, so a GPU that is fed step by step waits for launches. A slot is a model replica
+with its optimiser, static input buffers and one CUDA graph per kind of step. All slots issue their steps in turn, each
+on its slot's stream. Nets, moments and graphs are held per slot, however many sites there are;
 images and the replies of an ask stay on the device too.
 """
 

@@ -106,9 +106,9 @@ class Evaluator:
     def _due_views(self, number: int) -> tuple[str, ...]:
         """The views that are measured when a round ends: all, except personal models that can wait for the final test.
 
-        Models that sites have to make by fine-tuning may cost more than the round itself. Where others choose the round
-        they are made once, of the reported round: a site's adaptation is seeded by round and site, so it comes out the
-        same then. The mean of the last rounds needs those of each, and without test images there is no final test.
+        Models that sites have to make by fine-tuning may cost more than the round itself. If other models choose the
+        round, they are made once, in the reported round. Round and site seed a site's adaptation, so the result is the
+        same. The mean of the last rounds needs those of each, and without test images there is no final test.
         """
         fine_tuned = adapts(self.engine.client)
         tested = any("personal" in request.views for request in self._requests(("test",), False, self.views))

@@ -4,8 +4,8 @@ Names of files may name patients, so a name is a hash. Its key comes from the im
 have the same hashes, and a reader without the images cannot try names out. Between hospitals each site writes the file
 for its own images, on its own disk: predictions of single images stay there.
 
-What the data set tells of images besides, such as age and sex, is kept for sub-groups: numbers in bands, and nothing
-that singles images out.
+Further columns of the data set, such as age and sex, are kept for sub-groups: numbers in bands, and no value that
+identifies an image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine on one machine: sites take turns in this process, or in a pool of worker processes.
 
-Results do not depend on the number of workers: every random stream is named by round and site, replies are
-merged in site order, and each process computes with the same number of threads.
+Results do not depend on the number of workers. Round and site name every random stream, replies are merged in site
+order, and all processes use the same number of threads.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def data_told(federation: Federation, least: int = 0) -> dict[str, Any]:
 def cautions(setting: Setting, method: Method, sites: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Warnings about settings that can do harm on this data; `sites` as `class_counts` has them.
 
-    Where weight decay alone moves a class's weights at a site that lacks the class, Adam makes its steps as long as any
-    other, and what other sites have taught of the class is lost there in every round.
+    At a site that lacks a class, only weight decay moves the class's weights. Adam turns this into full steps, which
+    erase the other sites' training of the class in every round.
     """
     config, optimiser = setting.config, setting.config.train.optimiser
     for component in method.components_of(config):

@@ -1,8 +1,8 @@
 """Differential privacy of a run: which runs can have it, how much noise keeps to `privacy.epsilon`, and what reports
 state.
 
-Two images are neighbours of a data set each with and without them. Every image is in one part of one site, so a site's
-epsilon is that of its training images or of its validation and test images, whichever is larger.
+Two images are neighbours of a data set each with and without them. Every image is in one part of one site. So a site's
+epsilon is the larger one of its training images and of its validation and test images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one local training loop: epochs, batches, augmentation, steps. Methods supply hooks, engines the step's runner.
 
-Everything here is a generator that yields after each step it has issued, so that an engine can let several sites
-take turns; a plain engine just exhausts it.
+Everything here is a generator that yields after each issued step. So an engine can let several sites take turns; a
+plain engine just exhausts it.
 """
 
 from __future__ import annotations

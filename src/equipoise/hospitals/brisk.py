@@ -1,8 +1,7 @@
 """Flower made brisk: where it waits for bytes that are on their way, it looks again soon, and not for hours.
 
-Flower 1.41 looks again after 1, 2, 4, 8, 10 s, up to 500 times or two hours, and has no setting for it. A server that
-is killed while it sends, or a site that announces a reply and then sends nothing, would keep the other side waiting
-all that time.
+Flower 1.41 looks again after 1, 2, 4, 8, 10 s, up to 500 times or two hours, and has no setting for it. Otherwise a
+killed server, or a site that announces a reply and sends nothing, would keep the other side waiting all that time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How requests become parcels to hospitals, and parcels become outcomes: what the engine between hospitals works with.
 
-A message is trimmed to what its receiver does not hold yet, a reply is checked before anything of it is used, and
-bytes are counted per site.
+A message carries only tensors that its receiver lacks. A reply is checked before its use, and bytes are counted per
+site.
 """
 
 from __future__ import annotations

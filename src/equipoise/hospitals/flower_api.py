@@ -1,8 +1,8 @@
 """Tasks of Flower 1.41, taken by this server and this site themselves; it has no public API for that.
 
-Flower starts a new process per message and runs the code that the server sends along. Here both sides take their
-tasks from Flower themselves: a site runs only the Equipoise that its hospital installed, in a process that stays
-warm, and the server's own process talks to the grid, so that its exit status is the run's.
+Flower starts a new process per message and runs the code that the server sends along. Here both sides take their tasks
+from Flower themselves. A site runs only the Equipoise that its hospital installed, in a process that stays warm. The
+server's process talks to the grid, so its exit status is the run's.
 """
 
 from __future__ import annotations

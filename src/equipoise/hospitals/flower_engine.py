@@ -1,8 +1,8 @@
 """The engine between hospitals: the same generators, with each request sent to a site as a parcel.
 
-Rounds are transactions. A message names the version of the site's state it starts from and the one it leads to; the
-site computes from that base and answers a repeated message from its stored reply, so a server that died in the
-middle of a round asks again and gets the same bits. Accepted replies are also journaled here and fed back first.
+Rounds are transactions. A message names the version of the site's state that it starts from and the one it leads to.
+The site answers a repeated message from its stored reply. So a server that died in a round asks again and gets the same
+bits. Accepted replies are also journaled here and fed back first.
 Nothing in this file knows how parcels travel: a `Post` does.
 """
 

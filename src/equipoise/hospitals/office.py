@@ -1,8 +1,8 @@
 """A hospital's side of the conversation: one handler for every action, with the site's state on its own disk.
 
 A message is obeyed only if the coordinator signed it, the policy allows what the method would send, and the state it
-starts from is here. The reply and the next state are written before the reply leaves, so that the disk answers a
-repeated message with the same bits; a version that the server never commits is deleted later.
+starts from is here. The site writes the reply and the next state before the reply leaves, so a repeated message gets
+the same bits. It later deletes versions that the server never commits.
 """
 
 from __future__ import annotations

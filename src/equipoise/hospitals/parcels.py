@@ -1,7 +1,7 @@
 """What travels between a server and a site in another process: a JSON header, and tensors named by their digest.
 
-The header says which entry of the payload is which tensor, so tensors that the other side already holds need not
-travel, and a signature over the header vouches for the tensors too. There is no pickle on disk or wire.
+The header maps entries of the payload to tensors, so tensors that the other side already holds need not travel. A
+signature over the header covers the tensors, too. There is no pickle on disk or wire.
 """
 
 from __future__ import annotations

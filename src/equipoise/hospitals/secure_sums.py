@@ -1,7 +1,7 @@
 """Secure sums between hospitals, the server's part: it routes keys and shares, adds masked numbers, and opens the sum.
 
-Each sum is four questions to the sites: fresh keys, shares of them, the action with its masked reply, and the shares
-that open the sum for the sites that answered. The engine asks for replies as ever, and gets sums.
+Each sum needs four questions to the sites: fresh keys, shares of them, the action with its masked reply, and the shares
+that open the sum. The engine asks for replies as ever, and gets sums.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""BalanceFL's two terms besides the supervised loss (Shuai et al., 2022): what a site inherits of the classes it lacks,
-and how unsure it stays of those it has."""
+"""BalanceFL's two terms besides the supervised loss (Shuai et al., 2022): distillation on classes that a site lacks,
+and the entropy of its predictions."""
 
 import torch
 from torch import Tensor

@@ -2,7 +2,7 @@
 the features of rare ones, and keeps predictions uncertain. For classes that it lacks, it distils the received model.
 
 Shuai et al., BalanceFL: Addressing Class Imbalance in Long-Tail Federated Learning, IPSN 2022. Where the paper leaves a
-choice, the released code decides; but a site's classes are those of its data, not of a batch, and the teacher stands in
+choice, the released code decides. But a site's classes come from its data, not from a batch, and the teacher stays in
 eval mode.
 """
 

@@ -15,8 +15,8 @@ def load_weights(net: Net, name: str, weights: str) -> None:
     """Copies `weights` (`imagenet` or the path of a file) into the net called `name`.
 
     A file holds either the state dict of a `Net`, or that of the published model, whose classifier is left
-    out. A head for another number of classes stays random. Where the first convolution was made for colour
-    and the net takes one channel, its weights are summed: a grey image then gives what it gave as colour.
+    out. A head for another number of classes stays random. If the first convolution expects colour and the net takes
+    one channel, its weights are summed. A grey image then gives the same outputs as in colour.
     """
     state = imagenet_weights(name) if weights == "imagenet" else read_state(Path(weights))
     own_layout = any(key.startswith("body.") for key in state)

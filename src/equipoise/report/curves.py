@@ -1,5 +1,5 @@
-"""What changes from round to round, as frames with a line per round and a column per site: metrics, retrogress (PRR,
-Chen et al. 2022), and work."""
+"""Curves over rounds, as frames with a line per round and a column per site: metrics, retrogress (PRR, Chen et al.
+2022), and work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Convolutions for bfloat16 on a GPU: weights are rounded all at once, and a kernel of one pixel is a matrix product.
 
 Autocast rounds each layer's weight in a separate kernel, and its gradient in another; small steps wait for launches.
-A product spares cuDNN's search for a plan at each new shape, which for the many such layers of an EfficientNet takes
+A product avoids cuDNN's search for a plan at each new shape. For an EfficientNet's many such layers, the search takes
 longer than all captures of a run. Values are the same either way.
 """
 

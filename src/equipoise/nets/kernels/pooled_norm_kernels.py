@@ -2,8 +2,8 @@
 """Batch norm of channels-last images in training, an activation and max pooling by windows of 2 x 2, as Triton kernels
 for a GPU that neither write nor read what lies between them.
 
-Values are rounded before the largest is chosen, as if they had been written, so that all three give the same bits
-together as one by one (where there are many rows; statistics of few are added up in another order). The forward pass
+Values are rounded before the largest is chosen, as if they had been written. So all three together give the same bits
+as one by one. (With few rows, statistics are added in another order.) The forward pass
 keeps, for each window, which value was chosen and the x that it was made of: the gradients of weight and bias are sums
 over these alone.
 """
