@@ -42,6 +42,10 @@ def test_a_study_says_the_same_of_its_packed_runs(study):
     pack(folder)
     shutil.rmtree(folder / "runs")
     after = told(study)
+    for row in before["rows"]:  # packed logs hold no predictions of single images, of which intervals are made
+        for key in row.keys() - after["rows"][0].keys():
+            assert key in ("intervals", "to_best"), key
+            del row[key]
     assert_alike(after["rows"], before["rows"])
     assert after["rule"] == before["rule"] and len(before["rows"]) == 2
     listed = dict(line.split("  ")[::-1] for line in (folder / "runs.sha256").read_text().splitlines())
