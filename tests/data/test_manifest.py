@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
 from equipoise.core.errors import UserError
-from equipoise.data import DataConfig, load_federation
+from equipoise.data import DataConfig, Federation, load_federation
 
 
 def image_files(root: Path) -> None:
@@ -127,3 +128,18 @@ def test_the_command_line_names_columns(tmp_path, monkeypatch):
     assert told.exit_code == 0 and "the list names 20 images, 2 classes, 1 sites" in told.output
     wrong = CliRunner().invoke(app, [*arguments, "--column", "dx"])
     assert isinstance(wrong.exception, UserError) and "--column dx: expected name=value" in str(wrong.exception)
+
+
+def test_an_image_with_several_labels_is_refused_as_multi_label(tmp_path):
+    image_files(tmp_path)
+    (tmp_path / "list.csv").write_text("path,label\na/0.png,a\nb/0.png,b\na/0.png,b\n")
+    with pytest.raises(UserError, match=r"lines 2 and 4: a/0.png has the labels a and b. Multi-label"):
+        load_federation(DataConfig(name=f"manifest:{tmp_path / 'list.csv'}", store=tmp_path / "stores", size=8), 0)
+
+
+def test_rows_of_several_labels_are_refused_as_multi_label():
+    images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    with pytest.raises(UserError, match="Multi-label"):
+        Federation.from_arrays(images, np.array([[1, 1], [0, 1]]))
+    with pytest.raises(UserError, match="one-hot"):
+        Federation.from_arrays(images, np.array([[1, 0], [0, 1]]))

@@ -26,6 +26,7 @@ from equipoise.data.masks import USUAL_CLASSES, as_classes, square_mask
 from equipoise.data.pixels import Images, Layout, own_size, picture, squares, whole
 from equipoise.data.sources import refuse_similar
 from equipoise.data.sources.manifest import PARTS as WORDS
+from equipoise.data.splits import MULTI_LABEL
 from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index
 
 Column = Sequence[Any] | np.ndarray | torch.Tensor
@@ -225,7 +226,9 @@ def _plain(values: Column, what: str, count: int) -> list[Any]:
     if len(column) != count:
         raise UserError(f"there are {count} images but {len(column)} values of {what}; give one value per image")
     if column and isinstance(column[0], list | tuple):
-        raise UserError(f"{what} have one row per image; give one value each (labels.argmax(1) of one-hot labels)")
+        several = any(sum(map(bool, row)) > 1 for row in column)
+        remedy = MULTI_LABEL if several else "Give one value each (labels.argmax(1) of one-hot labels)"
+        raise UserError(f"{what} have one row per image. {remedy}")
     for number, value in enumerate(column):
         if value is None or value != value:
             raise UserError(f"{what} of image {number} is missing; fill it or leave the image out")

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 PARTS = ("train", "valid", "test")
+#: why several labels of one image are refused
+MULTI_LABEL = "Multi-label data is not supported: give one label for each image, or masks for structures within it."
 
 
 def grouped_split(

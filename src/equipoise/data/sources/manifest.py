@@ -15,6 +15,7 @@ from equipoise.data.masks import USUAL_CLASSES
 from equipoise.data.medical import Found, images_in
 from equipoise.data.raw import Archives, Location, locate
 from equipoise.data.sources import Listing, Record, folded, headers, numbered_rows, refuse_similar
+from equipoise.data.splits import MULTI_LABEL
 
 TITLE = "your images, listed in a CSV: path, label or mask [, site, split, group] (manifest:FILE)"
 SIZE = 128
@@ -99,11 +100,24 @@ def _check_rows(rows: Rows, root: Path, kinds: Collection[str], listed: bool) ->
         if given and split not in PARTS:
             what = f"unknown split {split!r}" if split else "split is empty, though other lines name theirs"
             raise UserError(f"{root}, line {line}: {what}; use train, valid or test")
+    _check_one_label(rows, root)
     for column, what in (("site", "sites"),) if listed else (("label", "classes"), ("site", "sites")):
         places: dict[str, str] = {}
         for line, row in rows.items():
             places.setdefault(row[column], f"line {line}")
         refuse_similar(root, what, places)
+
+
+def _check_one_label(rows: Rows, root: Path) -> None:
+    """Refuse an image that the list has under several labels."""
+    seen: dict[str, tuple[int, str]] = {}
+    for line, row in rows.items():
+        before, label = seen.setdefault(row["path"], (line, row["label"]))
+        if row["label"] != label:
+            raise UserError(
+                f"{root}, lines {before} and {line}: {row['path']} has the labels {label} and {row['label']}. "
+                f"{MULTI_LABEL}"
+            )
 
 
 def _labels(root: Path, given: list[str], listed: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[str, int]]:
