@@ -256,7 +256,7 @@ def test_a_demo_replaces_its_own_runs_and_nothing_else(equipoise, tmp_path, monk
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
     code, _, err = equipoise("demo", "--out", "runs", "--methods", "fedavg")
-    assert code == 2 and "runs is not empty and holds no demo that could be replaced" in err
+    assert code == 2 and "runs is not empty and is no folder of a demo" in err
     assert [path.read_text() for path in tmp_path.rglob("*.toml")] == ["my own"]
 
     assert equipoise("demo", "--methods", "fedavg,oops")[0] == 2 and not Path("demo").exists()

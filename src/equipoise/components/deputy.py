@@ -175,8 +175,7 @@ class Deputy(Component):
             epochs = setting.config.train.epochs
             if epochs == 1:
                 found["steps"] = (
-                    "with train.epochs = 1 a round begins and ends with recovering, so that personal models learn "
-                    "alone; set train.epochs to 3 or more"
+                    "with train.epochs = 1 personal models learn nothing from deputies. Set train.epochs to 3 or more"
                 )
             elif self.steps == "ERS" and epochs == 2:
                 found["sublimate"] = "with train.epochs = 2 a round ends before its third step"

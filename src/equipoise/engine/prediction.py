@@ -163,7 +163,7 @@ def files_in(path: Path) -> list[Path]:
 
 def _load(run: Path, site: str | None) -> Predictor:
     if not run.is_dir():
-        raise UserError(f"{run}: no such run folder")
+        raise UserError(f"{run} is not a folder. Name the folder of a run; `equipoise runs` lists them")
     if not (run / "models" / "global.safetensors").exists():
         raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
     config = config_of(run)

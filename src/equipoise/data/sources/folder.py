@@ -29,7 +29,7 @@ Names = Mapping[str, str]
 def listing(config: DataConfig, root: Path) -> Listing:
     """All images in class folders under `root`. Without folders of sites, the site is named after `root`."""
     if not root.is_dir():
-        raise UserError(f"{config.name}: {root} is not a folder")
+        raise UserError(f"{config.name}: {root} is not a folder. Name a folder that has one folder of images per class")
     if config.masks or (config.masks is None and config.layout is None and masked_folders.has_pairs(root)):
         return masked_folders.listing(config, root)
     with Archives() as archives:
