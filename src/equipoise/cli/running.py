@@ -282,9 +282,7 @@ def demo(
     from equipoise.report import write_report
 
     if out.exists() and not (out / DEMO).exists() and (out.is_file() or any(out.iterdir())):
-        raise UserError(
-            f"{out} is not empty and is no folder of a demo, so files would mix. Choose another --out"
-        )
+        raise UserError(f"{out} is not empty and is no folder of a demo, so files would mix. Choose another --out")
     names = [name.strip() for name in methods.split(",")]
     configs = {name: runs.make_config(preset, method=name, train=given(rounds=rounds)) for name in names}
     configs = _without_missing_weights(configs)
