@@ -43,7 +43,7 @@ lock: $(READY)
 		--no-emit-index-url --custom-compile-command 'make lock' --output-file constraints-hashed.txt
 
 bench: $(READY)
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/bench.py
 
 clean:
 	rm -rf demo build dist site src/*.egg-info

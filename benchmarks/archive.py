@@ -9,6 +9,9 @@ from pathlib import Path
 
 from equipoise.studies.archive import ARCHIVE, pack, unpack
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a study's logs"
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 

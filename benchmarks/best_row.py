@@ -9,6 +9,7 @@ Writes `results/benchmarks/best_row.json`, which `docs/studies.md` quotes.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -34,11 +35,17 @@ def share_with_a_difference(rows: int, seeds: int, repeats: int = REPEATS) -> fl
 
 def main() -> None:
     """Draw the tables and write the file."""
-    drawn = [{"rows": rows, "seeds": seeds, "share": share_with_a_difference(rows, seeds)} for rows, seeds in TABLES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the first table, drawn 20 times, to try the script")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "benchmarks")
+    options = parser.parse_args()
+    repeats, tables = (20, TABLES[:1]) if options.quick else (REPEATS, TABLES)
+    drawn = [
+        {"rows": rows, "seeds": seeds, "share": share_with_a_difference(rows, seeds, repeats)} for rows, seeds in tables
+    ]
     for line in drawn:
         print(line)
-    path = Path(__file__).parents[1] / "results" / "benchmarks" / "best_row.json"
-    path.write_text(json.dumps({"repeats": REPEATS, "tables": drawn}, indent=1) + "\n")
+    (options.out / "best_row.json").write_text(json.dumps({"repeats": repeats, "tables": drawn}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from torch.nn import functional as F
 
 from equipoise.nets.kernels import depthwise_kernels as kernels
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a GPU"
+
 #: side of the kernel, stride, channels, how many times smaller than the image its map is, how many such layers
 LAYERS = (
     (3, 1, 32, 2, 1),

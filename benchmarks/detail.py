@@ -24,6 +24,9 @@ from PIL import Image
 
 from equipoise.core.storage import write_text
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "images of a data set"
+
 SIZE, COARSE, BAND = 128, 64, 8
 FILE, QUALITY = (200, 150), 75
 CHANNELS = ("brightness", "blue-yellow", "red-green")

@@ -27,6 +27,9 @@ from equipoise.engine.loop import Run
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method, method_names
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a GPU"
+
 BASE = (
     "train.batch_size=8",
     "data.phantom.images=420",

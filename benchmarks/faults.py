@@ -24,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from campaign.faults import BAD, GOOD, KINDS, Fault, faults, fresh, judge, operations
 from campaign.places import World
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "minutes; tests/test_faults.py tries its parts"
+
 METHODS = ("fedavg", "fedbn", "fediic", "fednpr-per", "fedbm", "prr", "scaffold", "fedrep", "local")
 
 

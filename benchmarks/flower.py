@@ -178,16 +178,19 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--net", default="resnet18")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS.parent)
+    parser.add_argument("--quick", action="store_true", help="two sites and a small net, to try the script")
     options = parser.parse_args()
+    if options.quick:
+        options.sites, options.rounds, options.net = [2], 3, "small-cnn"
     results: list[dict[str, Any]] = []
     for sites in options.sites:
         with tempfile.TemporaryDirectory() as folder:
             results += measure(sites, options.rounds, options.net, Path(folder))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     record = {"net": options.net, "rounds": options.rounds, "machine": machine, "results": results}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / RESULTS.name).write_text(json.dumps(record, indent=1) + "\n")
     print_tables(results)
 
 

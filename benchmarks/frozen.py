@@ -19,6 +19,9 @@ import tomli_w
 
 from equipoise.core.definitions import modules_in
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a study of frozen features"
+
 ROOT = Path(__file__).resolve().parents[1]
 GRIDS = ROOT / "src" / "equipoise" / "studies" / "grids"
 CHOSEN = ROOT / "results" / "frozen-tuning.json"

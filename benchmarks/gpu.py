@@ -29,6 +29,9 @@ from equipoise.engine.loop import Run
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a GPU"
+
 #: name: net, pixels, batch, sites, precision, and the stream figure (img/s) that a bare replay loop reached
 SETTINGS = {
     "resnet18-28-b8-n10": ("resnet18", 28, 8, 10, "tf32", 16_868),

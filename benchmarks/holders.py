@@ -18,6 +18,9 @@ from equipoise.core.storage import write_text
 from equipoise.report.record import RunRecord, read_run
 from equipoise.studies.archive import unpack
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a study's logs"
+
 #: a class takes part in a round with at least this share of its training images
 SHARE = 0.5
 NOTES = [

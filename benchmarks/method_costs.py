@@ -29,6 +29,9 @@ from equipoise.engine.loop import Run
 from equipoise.engine.runs import make_config
 from equipoise.methods import COSTS, get_method, method_names
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "all methods, and it writes into the package"
+
 ROUNDS = 4
 SETTINGS = (
     f"train.rounds={ROUNDS}",

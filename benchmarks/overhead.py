@@ -1,6 +1,6 @@
 """What the engine costs on a CPU: the same FedAvg job through the engine and as a plain loop, as ratios in one run.
 
-    python benchmarks/overhead.py [--out results/benchmarks]
+    python benchmarks/overhead.py [--quick] [--out results/benchmarks]
 
 Both sides train the same net on the same augmented batches with one thread, in turns; the ratio is of CPU seconds.
 Memory: peak of a fresh process that runs one round of 10, 100 and 1,000 sites with one step each, seen from outside.
@@ -144,20 +144,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     parser.add_argument("--sites", default="10,100,1000", help="numbers of sites to scale over")
+    parser.add_argument("--quick", action="store_true", help="one turn of a small net, to try the script")
     arguments = parser.parse_args()
+    quick = ["net.name='small-cnn'", "train.epochs=1"] if arguments.quick else []
     torch.set_num_threads(1)
     warm_up()
-    config = config_of(4, 400)
+    config = config_of(4, 400, *quick)
     ratios, pairs = [], []
-    for _ in range(REPEATS):
+    for _ in range(1 if quick else REPEATS):
         plain, ours = plain_loop(config)[0], engine(config)
         pairs.append((plain, ours))
         ratios.append(ours / plain)
         print(f"plain loop {plain:6.2f} CPU s   engine {ours:6.2f} CPU s   ratio {ours / plain:.3f}", flush=True)
     print(f"median ratio {statistics.median(ratios):.3f}")
     rows = []
-    for net, most in MOST_IN_ROUND.items():
-        for sites in map(int, arguments.sites.split(",")):
+    for net, most in [*MOST_IN_ROUND.items()][: 1 if quick else None]:
+        for sites in [10] if quick else map(int, arguments.sites.split(",")):
             rows.append(scaling(sites, net, most))
             print(
                 f"{net}, {sites:>5} sites, {rows[-1]['sites_in_round']:>4} in the round: "

@@ -13,6 +13,9 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a fresh environment: `make check` runs it"
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -102,7 +102,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="images per site and part")
     parser.add_argument("--only", nargs="+", help="these presets")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
+    parser.add_argument("--quick", action="store_true", help="one preset, to try the script")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.only, arguments.limit = ["fedbm-kvasir-0.1"], 4
     with tempfile.TemporaryDirectory() as work:
         rows = try_all(arguments.only or list(preset_names()), arguments.root, arguments.limit, Path(work))
     arguments.out.mkdir(parents=True, exist_ok=True)

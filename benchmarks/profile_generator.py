@@ -24,6 +24,9 @@ from gpu import synchronise
 from profile_epochs import summarise
 from systems import CUDA, SYSTEMS
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a GPU"
+
 LISTED = 60
 
 

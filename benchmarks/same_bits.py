@@ -35,6 +35,9 @@ from bits.continued import Folders
 from bits.runs import Found, Reference, Runs
 from bits.sides import Failed, Side, Source, checked_out, machine, running
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "two commits; tests/test_same_bits.py tries its parts"
+
 HERE = Path(__file__).resolve().parents[1]
 #: ways of running each case, and ways of using folders
 RUN_WAYS = ("one", "workers", "resumed", "continued")

@@ -6,6 +6,7 @@ python benchmarks/secure_sums.py --weights 11200000 --sites 3 8
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,12 +49,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=int, default=11_200_000)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 8])
+    parser.add_argument("--quick", action="store_true", help="few weights and three sites, to try the script")
+    parser.add_argument("--out", type=Path, help="write the rows to secure_sums.json in this folder, too")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.weights, asked.sites = 10_000, [3]
+    rows = []
     torch.set_num_threads(1)
     print("| sites | a site's keys and shares (s) | a site's masks (s) | server opens (s) | a site sends (MB) |")
     print("|---:|---:|---:|---:|---:|")
     for sites in asked.sites:
-        print("| {} | {:.3f} | {:.2f} | {:.2f} | {:.0f} |".format(sites, *measured(sites, asked.weights)))
+        rows.append((sites, *measured(sites, asked.weights)))
+        print("| {} | {:.3f} | {:.2f} | {:.2f} | {:.0f} |".format(*rows[-1]))
+    if asked.out:
+        (asked.out / "secure_sums.json").write_text(json.dumps({"weights": asked.weights, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ from equipoise.engine.training import SiteData
 from equipoise.methods import get_method
 from gpu import DERMOSCOPY, HAM10000, Federated, finish, synchronise
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "a GPU"
+
 
 @dataclass(frozen=True)
 class System:
