@@ -1,6 +1,6 @@
 """How cost grows with sites that do not train, classes, rounds and runs of a study: a curve and its exponent for each.
 
-    python benchmarks/growth.py [--only sites,classes,rounds,runs] [--quick] [--out results/benchmarks]
+    python benchmarks/growth.py [--only sites,classes,rounds,runs] [--sizes 10,100] [--quick] [--out results/benchmarks]
 
 Each point is a fresh process of one thread. Seconds are CPU seconds; memory is the process's peak above that before the
 work began. An exponent of 0 is flat, 1 is linear, 2 is quadratic: the slope of a straight line through the logarithms.
@@ -226,14 +226,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two small sizes of each, to try the script")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     parser.add_argument("--point", nargs=2, metavar=("CURVE", "SIZE"), help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", help="other sizes, such as 10,100: a thousand runs take minutes on a busy machine")
     options = parser.parse_args()
+    given = [int(size) for size in (options.sizes or "").split(",") if size]
     if options.point:
         told(options.point[0], int(options.point[1]))
         return
     file = options.out / "growth.json"
     curves = json.loads(file.read_text())["curves"] if file.exists() else {}
     for kind in options.only.split(","):
-        curves[kind] = curve(kind, SIZES[kind][options.quick])
+        curves[kind] = curve(kind, given or SIZES[kind][options.quick])
     options.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/growth.py", "load": os.getloadavg()[0], "curves": curves}
     file.write_text(json.dumps(result, indent=1) + "\n")
