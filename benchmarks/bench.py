@@ -2,8 +2,8 @@
 
     python benchmarks/bench.py [--only overhead,cpu] [--quick] [--out results/benchmarks]
 
-Runs the scripts for a CPU one after another. Peers of `cpu.py` get environments of their own in `.bench/`, made once; a
-peer that does not install is left out, and the table says so. Writes `table.md`, from the files that the scripts write.
+Runs the scripts for a CPU one after another. Each peer of `cpu.py` gets an environment in `.bench/`, made once. The
+table names peers that do not install. The script makes `table.md` from the files that the other scripts write.
 """
 
 from __future__ import annotations

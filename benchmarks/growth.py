@@ -222,7 +222,7 @@ def curve(kind: str, sizes: Sequence[int]) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and write `growth.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(SIZES), help="curves to measure; others stay as they were")
+    parser.add_argument("--only", default=",".join(SIZES), help="curves to measure; the file keeps the others")
     parser.add_argument("--quick", action="store_true", help="two small sizes of each, to try the script")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     parser.add_argument("--point", nargs=2, metavar=("CURVE", "SIZE"), help=argparse.SUPPRESS)

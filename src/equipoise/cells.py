@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: matrices of more classes than this are reported by their cells
+#: logs hold matrices of more classes than this by their cells
 MOST_DENSE = 64
 
 #: rows, or {"size": C, "rows": [...], "columns": [...], "counts": [...]}
