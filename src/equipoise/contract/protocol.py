@@ -161,8 +161,8 @@ class SingleReplies(UserError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the method's server reads what each site sent, and with privacy.secure_sums = true it sees sums alone; "
-            "read replies through average, total and mean_by_class, or set privacy.secure_sums = false"
+            "the method's server reads single replies, but privacy.secure_sums = true shows it only sums; read "
+            "replies through average, total and mean_by_class, or set privacy.secure_sums = false"
         )
 
 

@@ -183,8 +183,8 @@ class Checkpoints:
         return [self.manifest(round_number) for round_number in self.rounds()]
 
     def retain(self, keep: int) -> list[Manifest]:
-        """Delete all but the last `keep` checkpoints and those of rounds that these had selected, which a run needs at
-        its end, even one that goes back behind a damaged checkpoint; gives the manifests of those that stay."""
+        """Delete all but the last `keep` checkpoints and those of rounds that these had selected. A run needs both at
+        its end, even if it resumes behind a damaged checkpoint. Returns the manifests of the kept ones."""
         recent = self.rounds()[-keep:]
         selected = [self.manifest(round_number).selected for round_number in recent]
         for round_number in set(self.rounds()) - set(recent).union(*selected):

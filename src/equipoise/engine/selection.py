@@ -97,7 +97,7 @@ class Selection:
         return [(number, [s for s in sites if self.round_of("personal", s) == number]) for number in order]
 
     def prolong(self, before: int, latest: int) -> None:
-        """Forget the test scores of rounds that are no longer among the last ones, after `latest` of `before` rounds
+        """Forget the test scores of rounds before the last ones, after `latest` of `before` rounds
         of a run that goes on beyond them."""
         if self.config.evaluation.rule == "mean_last":
             noted = [number for number in self.config.evaluation.reportable(before) if number <= latest]

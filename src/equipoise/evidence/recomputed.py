@@ -64,8 +64,8 @@ def read_predictions(run: Path, finished: bool = True) -> Predictions:
 
 
 def summary_of(task: Classification, labels: np.ndarray, predictions: np.ndarray, probabilities: Floats) -> Summary:
-    """The metrics, recalls and confusion matrix of some predictions, bit for bit as a run measures them; only the loss,
-    which the run sums from logits, may differ in the last digits."""
+    """The metrics, recalls and confusion matrix of some predictions, bit for bit as in the run. Only the loss may
+    differ in the last digits, since the run sums it from logits."""
     exact = {name: torch.from_numpy(values) for name, values in exact_counts(labels, probabilities).items()}
     return task.summary(task.counts_of(labels, predictions, probabilities) | exact)
 

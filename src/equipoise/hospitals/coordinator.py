@@ -1,7 +1,7 @@
 """`equipoise server`: starts the SuperLink, waits for the named sites, and runs a config with them to the end.
 
-The run folder is that of a local run; besides, `consortium.json` holds what the sites said of their data, so that a
-run can be resumed while some of them are away.
+The run folder is that of a local run. Besides, `consortium.json` holds the sites' descriptions of their data, so that a
+run can resume while some sites are away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A hospital's side of the conversation: one handler for every action, with the site's state on its own disk.
 
-A message is obeyed only if the coordinator signed it, the policy allows what the method would send, and the state it
-starts from is here. The site writes the reply and the next state before the reply leaves, so a repeated message gets
+The site obeys a message only if the coordinator signed it, the policy allows the method's replies, and the message's
+starting state is here. The site writes the reply and the next state before the reply leaves, so a repeated message gets
 the same bits. It later deletes versions that the server never commits.
 """
 

@@ -1,8 +1,8 @@
 """RandAugment (Cubuk et al., 2020), in the form in which FedIIC (2023) uses it, for a whole batch at once.
 
-Each image draws its own operations. They come in three families, each one computation for all its images:
-those that move pixels are one sampling with a matrix per image; those that depend on a pixel's level alone
-are one look-up in a table per image and channel; the rest blend an image with a version of itself.
+Each image draws its own operations. They come in three families, each one computation for all its images. Operations
+that move pixels are one sampling with a matrix per image. Operations on single levels are one look-up in a table per
+image and channel. The rest blend an image with a version of itself.
 """
 
 import math
