@@ -76,7 +76,7 @@ def sections(table: str | None = None) -> list[Section]:
         return chosen
     named = {s: tuple(key for key in s.keys if f".{key.path}".endswith(f".{table}")) for s in everything}
     if table in _methods():
-        raise UserError(f"the method {table} has no settings of its own; `equipoise settings` shows those of all")
+        raise UserError(f"the method {table} has no settings; `equipoise settings` shows the common ones")
     if not any(named.values()):
         names = [section.name for section in everything if section.name]
         known = [*names, *(key.path for section in everything for key in section.keys)]

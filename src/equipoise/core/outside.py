@@ -182,7 +182,7 @@ def _import(place: str, name: str) -> ModuleType:
 
 
 def _unloadable(place: Path | str, problem: Exception) -> Exception:
-    """What is told of a plug-in that fails while it is loaded: its author's error, and the line."""
+    """The message for a plug-in that fails while it is loaded: its author's error, and the line."""
     if isinstance(problem, UserError | MemoryError):
         return problem
     frames = traceback.extract_tb(problem.__traceback__)
