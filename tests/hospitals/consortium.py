@@ -74,7 +74,7 @@ def lay_out_consortium(folder: Path, *methods: str, settings: Sequence[str] = ()
     for config in map(tiny_config, methods):
         for action, entries in policy_for(get_method(config.method).client_class(config)).items():
             allowed.setdefault(action, set()).update(entries)
-    policy = "[policy]\n" + "".join(f"{action} = {sorted(entries)}\n" for action, entries in allowed.items())
+    policy = "[policy]\n" + "".join(f'"{action}" = {sorted(entries)}\n' for action, entries in allowed.items())
     for file in files.values():
         before, _, rest = file.read_text().partition("[policy]\n")
         file.write_text(before + policy + "\n[data]" + rest.partition("[data]")[2])
