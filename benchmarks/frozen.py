@@ -53,9 +53,12 @@ CORE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "scaffold": ("scaffold", {}, None),
     "ditto": ("ditto", {}, None),
     "closed": ("closed", {}, "personal"),
-    "closed, common": ("closed", {}, "global"),
+    "closed, common": ("closed", {"evaluation.view": "global"}, "global"),
     "closed, local": ("closed-local", {}, "personal"),
 }
+#: the recipe has one setting for all federations: it is not tuned on any
+OURS = "equipoise"
+CLOSED = ("closed", "closed-local", OURS)
 #: each system with a component switched off: the row whose setting is used, method, settings
 PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "prr without PFA": ("prr", "prr", {"prr.pfa": "off"}),
@@ -101,14 +104,14 @@ def settings_of(study: str) -> dict[str, Any]:
 
 def candidates(method: str) -> list[dict[str, Any]]:
     """The three settings that a method tries."""
-    if method.startswith("closed"):
+    if method in CLOSED:
         return [{f"{method}.prior": prior} for prior in PRIORS]
     return [{"train.optimiser.lr": rate} for rate in RATES]
 
 
 def fixed(method: str) -> dict[str, Any]:
     """What a method needs whatever is tried: the closed form takes one round on the encoder's own features."""
-    return {"net.adapter": "linear", "train.rounds": 1} if method.startswith("closed") else {}
+    return {"net.adapter": "linear", "train.rounds": 1} if method in CLOSED else {}
 
 
 def rows_of(study: str, chosen: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -122,11 +125,12 @@ def rows_of(study: str, chosen: Mapping[str, Mapping[str, Any]]) -> list[dict[st
 
     for name, (method, own, view) in CORE.items():
         add(name, method, own, name, "Core", view)
+    add(OURS, OURS, {}, OURS, "Core", "personal")
     for name, (like, method, own) in PARTS.items():
         add(name, method, own, like, "Components")
     for loss in LOSSES:
         add(f"local+{loss}", "local", {"train.loss": loss}, "local", "Losses at each site alone")
-    taken = {method for method, _, _ in CORE.values()}
+    taken = {OURS, *(method for method, _, _ in CORE.values())}
     for method in modules_in("methods"):
         if method not in taken and method not in UNFIT:
             add(method, method, {}, "fedavg", "All methods")
@@ -188,21 +192,26 @@ def tuning(study: str) -> dict[str, Any]:
 
 
 def choose(folder: Path) -> dict[str, Any]:
-    """The setting of each row with the highest balanced accuracy on validation images, by study."""
+    """The setting of each row with the highest score on validation images, by study."""
     found: dict[str, Any] = {}
     for study in FEDERATIONS:
-        path = folder / f"tuning-{study}" / "summary.json"
-        if not path.exists():
-            continue
-        scores = {row["method"]: row["balanced_accuracy"]["mean"] for row in json.loads(path.read_text())["rows"]}
+        runs = folder / f"tuning-{study}" / "runs" / (f"Dirichlet {ALPHAS[0]}" if study in DRAWN else "")
         found[study] = {}
         for name, (method, _, _) in CORE.items():
-            tried = {number: scores.get(f"{name}, {number}") for number in range(3)}
-            known = {number: score for number, score in tried.items() if score is not None}
-            if known:
+            tried = [selected_score(runs / f"{name}, {number}-seed0") for number in range(3)]
+            known = {number: score for number, score in enumerate(tried) if score is not None}
+            if len(known) == len(tried):
                 best = max(known, key=lambda number: known[number])
-                found[study][name] = {"settings": candidates(method)[best], "validation": known}
+                found[study][name] = {"settings": candidates(method)[best], "validation": tried}
     return found
+
+
+def selected_score(run: Path) -> float | None:
+    """The validation score of the round that a run selected; None where it is not finished."""
+    if not (run / "events.jsonl").exists():
+        return None
+    events = map(json.loads, (run / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    return next((round(event["value"], 5) for event in events if event["event"] == "selection"), None)
 
 
 def main() -> None:

@@ -50,6 +50,9 @@ class Options(ClosedFormOptions):
     epsilon: float = Field(0.0, ge=0, description="differential privacy of each image in all that is sent; 0: none")
     delta: float = Field(1e-5, gt=0, lt=1, description="its probability of failure")
 
+    #: whether sums leave the sites
+    exchanges: ClassVar[bool] = True
+
     def holds(self) -> AbstractSet[str]:
         return {"merge", "carrier", "head", "predict", "draws", "loss", "train.loss"}
 
@@ -87,7 +90,7 @@ class Options(ClosedFormOptions):
         sizes = {site: sum(images) for site, images in counts.items()}
         most = self.most_components(sum(sizes.values()), len(sizes), self.dimensions)
         small = [site for site, size in sizes.items() if size < 8 * most]
-        if small and not config.privacy.secure_sums and type(self) is Options:
+        if small and not config.privacy.secure_sums and self.exchanges:
             yield (
                 f"{first_few(small)} would send sums of up to {most} components over fewer than {8 * most} images. "
                 "Such sums may show single images. privacy.secure_sums = true hides them, or lower closed.dimensions"

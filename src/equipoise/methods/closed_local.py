@@ -22,6 +22,8 @@ from equipoise.methods.local import LocalServer
 class Options(ClosedOptions):
     """The closed form of a site's own images; options of the exchange do nothing."""
 
+    exchanges: ClassVar[bool] = False
+
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         idle = dict.fromkeys(("others", "epsilon", "delta"), "nothing leaves a site")
         return super().without_effect(setting) | idle

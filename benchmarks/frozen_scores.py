@@ -1,0 +1,215 @@
+"""Scores of the frozen studies on images kept apart: own patients and patients of all classes, with intervals.
+
+    python benchmarks/frozen_scores.py RUNS     # results/frozen/STUDY.json, from RUNS/frozen-STUDY/runs
+
+A run keeps the predicted class of every image (`predictions.npz`, or the same in short, `reduced.npz.xz`). The index
+of the prepared images tells its lesion and its site. `docs/protocol.md` says what is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import lzma
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import frozen
+from equipoise.contract.config import Config
+from equipoise.data.assembly import assemble
+from equipoise.data.federation import Federation
+from equipoise.data.store import Store
+from equipoise.engine.image_scores import Predictions
+from equipoise.engine.runs import make_config
+from equipoise.evidence.paired import RowEvidence, SharedResamples, compared
+from equipoise.metrics import from_confusion
+from equipoise.studies.grid import as_settings
+
+METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
+OURS, LOCAL = frozen.OURS, "closed, local"
+RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
+SCOPES = {"own": "own patients", "any": "patients of all classes"}
+
+
+def federation_of(study: str, patients: str) -> Federation:
+    """A study's federation, whose sites test on their own images kept apart or on all of them."""
+    settings = {**frozen.settings_of(study), "data.kept_apart": patients}
+    config: Config = make_config(None, [*as_settings(frozen.nested(settings))], study, method="fedavg")
+    size = settings.get("data.size", 64)
+    return assemble(Store(config.data.store_root() / f"{config.data.name}-{size}px"), config.data, 1)
+
+
+class Apart:
+    """The images kept apart, in the order in which every model of a study met them."""
+
+    def __init__(self, study: str):
+        self.federation = federation_of(study, "any")
+        self.common = self.federation.common is not None
+        place = self.federation.common or self.federation.sites[0]
+        split = place.splits["test"]
+        self.groups, self.labels = split.groups().astype(str), split.labels
+        self.homes = np.full(len(split), "common")
+        if not self.common:
+            for site in federation_of(study, "own").sites:
+                if "test" in site.splits:
+                    self.homes[np.isin(split.rows, site.splits["test"].rows)] = site.name
+
+    def predictions(self, run: Path, view: str, patients: str) -> Predictions | None:
+        """What a run's models of one kind predict; None where it has none of this kind."""
+        columns = _kept(run)
+        count, found = len(self.labels), []
+        sites = columns["sites"][columns["site"]]
+        chosen = columns["views"][columns["view"]] == view
+        for site in dict.fromkeys(sites[chosen].tolist()):
+            at = np.flatnonzero(chosen & (sites == site))
+            if len(at) != count:
+                continue  # a cohort
+            if (columns["label"][at] != self.labels).any():
+                raise ValueError(f"{run}: its images are others")
+            at_home = self.homes == site if patients == "own" and not self.common else np.ones(count, dtype=bool)
+            if at_home.any():
+                found.append((site, at[at_home], at_home))
+        if not found:
+            return None
+        places = [site if patients == "own" and not self.common else "all" for site, _, _ in found]
+        sizes = [len(rows) for _, rows, _ in found]
+        predicted = np.concatenate([columns["prediction"][rows] for _, rows, _ in found]).astype(np.int64)
+        number = len(self.federation.classes)
+        return Predictions(
+            self.federation.classes,
+            {
+                "split": np.full(len(predicted), "test"),
+                "view": np.full(len(predicted), view),
+                "site": np.repeat([site for site, _, _ in found], sizes),
+                "place": np.repeat(places, sizes),
+                "round": np.zeros(len(predicted), dtype=np.int64),
+                "group": np.concatenate([self.groups[home] for _, _, home in found]),
+                "label": np.concatenate([self.labels[home] for _, _, home in found]),
+                "prediction": predicted,
+                "probabilities": np.eye(number, dtype=np.float32)[predicted],
+            },
+        )
+
+
+def _kept(run: Path) -> dict[str, np.ndarray]:
+    """Views, sites, labels and predictions of a run's test images."""
+    short = run / "reduced.npz.xz"
+    if short.exists():
+        with np.load(io.BytesIO(lzma.decompress(short.read_bytes()))) as file:
+            return dict(file)
+    with np.load(run / "predictions.npz") as file:
+        test = file["split"] == "test"
+        views, view = np.unique(file["view"][test], return_inverse=True)
+        sites, site = np.unique(file["site"][test], return_inverse=True)
+        plain = {name: file[name][test] for name in ("label", "prediction")}
+    return {"views": views, "sites": sites, "view": view, "site": site, **plain}
+
+
+def confusions(predictions: Predictions) -> dict[str, list[list[int]]]:
+    """The confusion matrix of each site's model."""
+    number, columns, found = len(predictions.classes), predictions.columns, {}
+    for site in dict.fromkeys(columns["site"].tolist()):
+        own = columns["site"] == site
+        flat = columns["label"][own] * number + columns["prediction"][own]
+        found[site] = np.bincount(flat, minlength=number**2).reshape(number, number).tolist()
+    return found
+
+
+def view_of(apart: Apart, runs: Mapping[int, Path], wanted: str | None) -> str:
+    """The kind of model that the study reports for a row."""
+    views = _kept(next(iter(runs.values())))["views"].tolist()
+    order = [wanted] if wanted else ["global", "personal"] if apart.common else ["personal", "global"]
+    return next(view for view in order if view in views)
+
+
+def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Every row's scores and intervals on one data set, and its differences from the rows that it is held against."""
+    rows = {row["name"]: row for row in frozen.rows_of(study, chosen)}
+    found: dict[str, Any] = {}
+    runs: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.glob("*-seed*")):
+        name, _, seed = path.name.rpartition("-seed")
+        if name in rows and ((path / "reduced.npz.xz").exists() or (path / "predictions.npz").exists()):
+            runs.setdefault(name, {})[int(seed)] = path
+    for patients in ("any",) if apart.common else ("own", "any"):
+        kept: dict[str, dict[int, list[Predictions]]] = {}
+        for name, own in runs.items():
+            view = view_of(apart, own, rows[name].get("view"))
+            told = {seed: apart.predictions(path, view, patients) for seed, path in own.items()}
+            kept[name] = {seed: [one] for seed, one in told.items() if one is not None}
+            entry = found.setdefault(name, {"view": view, "seeds": sorted(own), "table": rows[name]["tables"][0]})
+            entry.setdefault("confusion", {})[patients] = {
+                str(seed): confusions(one) for seed, (one,) in kept[name].items()
+            }
+        shared = SharedResamples(kept, "test")
+        every = {name: shared.row(name, found[name]["view"], METRICS) for name in kept}
+        known = {name: row for name, row in every.items() if row is not None}
+        for name, row in known.items():
+            found[name][patients] = {metric: _told(row, metric) for metric in METRICS}
+        _add_gaps(found, known, patients)
+    return found
+
+
+def _told(row: RowEvidence, metric: str) -> dict[str, Any]:
+    bounds = row.interval(metric)
+    values = [round(100 * float(value), 3) for value in row.values[metric]]
+    mean = round(100 * float(np.mean(row.values[metric])), 3)
+    return {"mean": mean, "low": round(100 * bounds.low, 2), "high": round(100 * bounds.high, 2), "by_seed": values}
+
+
+def _add_gaps(found: dict[str, Any], known: Mapping[str, RowEvidence], patients: str) -> None:
+    """Differences: of each row from the local closed form, of our recipe from each row, of systems from their parts."""
+    pairs = [(name, LOCAL) for name in known if name != LOCAL]
+    pairs += [(OURS, name) for name in known if name != OURS]
+    pairs += [(like, part) for part, (like, _, _) in frozen.PARTS.items()]
+    pairs += [("prr", "fedavg"), ("fednpr-per", "fedavg"), ("fediic", "fedavg"), ("fedbm", "fedavg")]
+    pairs += [("local+balanced", "local"), ("fedavg+balanced", "fedavg")]
+    for first, second in pairs:
+        if first in known and second in known:
+            gaps = {}
+            for metric in METRICS:
+                gap = compared(known[first], known[second], metric)
+                if gap is not None:
+                    bounds = gap.difference
+                    gaps[metric] = [round(100 * v, 2) for v in (bounds.value, bounds.low, bounds.high)]
+                    gaps[metric].append(round(gap.probability, 3))
+            found[first].setdefault("gaps", {}).setdefault(patients, {})[second] = gaps
+
+
+def rescored(matrix: Any) -> dict[str, float]:
+    """The metrics of a confusion matrix, in per cent: what a test holds the tables against."""
+    return {metric: 100 * from_confusion(np.array(matrix))[metric] for metric in METRICS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(frozen.FEDERATIONS))
+    asked = parser.parse_args()
+    tuned = json.loads(frozen.CHOSEN.read_text(encoding="utf-8"))
+    target = frozen.ROOT / "results" / "frozen"
+    target.mkdir(exist_ok=True)
+    for study in asked.only:
+        apart = Apart(study)
+        chosen = {name: own["settings"] for name, own in tuned.get(study, {}).items()}
+        sets = [f"Dirichlet {alpha}" for alpha in frozen.ALPHAS] if study in frozen.DRAWN else [""]
+        found = {name: scores(study, asked.runs / f"frozen-{study}" / "runs" / name, apart, chosen) for name in sets}
+        images = np.bincount(apart.labels, minlength=len(apart.federation.classes)).tolist()
+        about = {"study": study, "classes": apart.federation.classes, "images": images, "chosen": tuned.get(study, {})}
+        text = json.dumps({**about, "data": found}, separators=(",", ":"))
+        (target / f"{study}.json").write_text(text + "\n", encoding="utf-8")
+        print(study, len(text))
+        for name, rows in found.items():
+            for row, own in rows.items():
+                for patients in SCOPES:
+                    if patients in own:
+                        told = " / ".join(f"{own[patients][metric]['mean']:.1f}" for metric in METRICS)
+                        print(f"  {name:15} {row:32} {own['view']:9} {patients:4} {told}  seeds {own['seeds']}")
+
+
+if __name__ == "__main__":
+    main()
