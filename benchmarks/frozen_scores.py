@@ -30,7 +30,7 @@ from equipoise.metrics import from_confusion
 from equipoise.studies.grid import as_settings
 
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
-OURS, LOCAL = frozen.OURS, "closed, local"
+OURS, LOCAL, COMMON = frozen.OURS, "closed, local", "closed, common"
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
 SCOPES = {"own": "own patients", "any": "patients of all classes"}
 
@@ -135,6 +135,8 @@ def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) ->
         name, _, seed = path.name.rpartition("-seed")
         if name in rows and ((path / "reduced.npz.xz").exists() or (path / "predictions.npz").exists()):
             runs.setdefault(name, {})[int(seed)] = path
+    if COMMON not in runs and rows[COMMON]["settings"] == {**rows["closed"]["settings"], "evaluation.view": "global"}:
+        runs |= {COMMON: runs["closed"]} if "closed" in runs else {}  # one run has both kinds of models
     for patients in ("any",) if apart.common else ("own", "any"):
         kept: dict[str, dict[int, list[Predictions]]] = {}
         for name, own in runs.items():

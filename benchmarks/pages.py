@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +24,10 @@ from scipy.stats import t as student
 from equipoise.metrics import METRICS, from_confusion
 from equipoise.report import RunRecord, read_run
 from equipoise.studies.archive import unpack
+
+sys.path.insert(0, str(Path(__file__).parent))
+import coverage
+import frozen_pages
 
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "nothing: tests/test_docs.py compares its pages"
@@ -237,6 +242,7 @@ def blocks() -> dict[str, str]:
     environment.globals |= {"study": study, "measured": measured, "table": table, "zip": zip}
     environment.globals |= {"max": max, "mean": np.mean, "sd": lambda values: np.std(values, ddof=1)}
     environment.globals |= {"interval": interval, "tuning": tuning, "gain": gain, "of_replay": of_replay}
+    environment.globals |= {"frozen": frozen_pages, "coverage": coverage.coverage}
     environment.filters |= {"fixed": fixed, "signed": signed, "percent": percent, "listed": listed}
     return {path.stem: environment.get_template(path.name).render().strip() for path in sorted(BLOCKS.glob("*.md"))}
 

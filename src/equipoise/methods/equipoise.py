@@ -1,9 +1,9 @@
-"""Our recipe for rare classes: the closed form with classes that count alike, a rounder covariance and mostly own sums.
+"""Our recipe for rare classes: the closed form, in which classes count alike and a site's model is mostly its own.
 
-Each site sends its sums once. Its own classifier is made of its sums and a tenth of the others'. So it also knows the classes
-that the site lacks. Validation images of two federations chose the four numbers below, out of 288 candidates: PRR's
-dermoscopic one and PBC (Dirichlet 0.05 and 0.1). docs/protocol.md was written first. docs/results.md says what came of it, on
-images that no choice has seen.
+Each site sends its sums once. Its own classifier is made of its sums and a tenth of the others'. So it also knows the
+classes that the site lacks. Validation images of two federations chose the numbers below, out of 252 candidates: PRR's
+dermoscopic one and PBC (Dirichlet 0.05 and 0.1). docs/protocol.md was written before; docs/results.md says what came of
+it on images that no choice has seen.
 
 | validation, balanced accuracy / macro F1 / worst class | dermoscopy | PBC |
 | --- | --- | --- |
