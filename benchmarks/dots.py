@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 from scipy.stats import t as student
 
 ROOT = Path(__file__).resolve().parents[1]
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "nothing: it draws one figure from the summaries"
 #: study, its metric, and the title of its panel
 PANELS = (
     ("prr-dermoscopy", "macro_f1", "PRR: macro F1"),

@@ -29,6 +29,8 @@ from equipoise.evidence.paired import RowEvidence, SharedResamples, compared
 from equipoise.metrics import from_confusion
 from equipoise.studies.grid import as_settings
 
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "runs of the frozen studies; tests/test_frozen.py reads its files"
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
 OURS, LOCAL, COMMON = frozen.OURS, "closed, local", "closed, common"
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
