@@ -11,10 +11,11 @@ from scipy.stats import norm
 from torch.nn import functional as F
 
 from equipoise.components import component_names, get_component
-from equipoise.contract.method import Setting
-from equipoise.contract.private import Budget, PrivateSteps, noisy_counts
+from equipoise.contract.method import Batch, Setting
+from equipoise.contract.private import Budget, PrivateSteps, noisy_counts, source
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
+from equipoise.engine.cohort import CapturedSteps
 from equipoise.engine.private import CERTIFICATE, PrivateSite, budget_of, epsilon_of_releases, epsilon_of_steps
 from equipoise.engine.training import SiteData, _make_chunk
 from equipoise.methods import get_method
@@ -151,6 +152,59 @@ def test_each_image_is_drawn_with_its_chance_and_apart_from_all_others():
     assert float(drawn.sum(1).var()) == pytest.approx(50 * 0.3 * 0.7, rel=0.2)  # sizes of steps are binomial
 
 
+@pytest.mark.parametrize("key", [3, bytes(range(32))], ids=["seed", "secret"])
+def test_noise_of_one_deviation_tells_nothing_of_noise_of_another(key):
+    """Two runs with two deviations would otherwise be two equations for the numbers of images."""
+    counts = torch.full((200,), 1000.0)
+    low, high = (noisy_counts(counts, deviation, key, "A") - counts for deviation in (4.0, 8.0))
+    assert float(low.std()) == pytest.approx(4.0, rel=0.25) and float(high.std()) == pytest.approx(8.0, rel=0.25)
+    assert abs(float(torch.corrcoef(torch.stack([low, high]))[0, 1])) < 0.3
+
+
+def test_a_sites_secret_fills_the_whole_state_of_a_generator():
+    """Of a seed torch uses 32 bits on the CPU, which a server could all try."""
+    made = source("cpu", bytes(range(32)), "noise", 1)
+    seeded = torch.Generator().manual_seed(made.initial_seed())
+    noise = torch.randn(20_000, generator=made)
+    assert not torch.equal(noise[:100], torch.randn(100, generator=seeded))
+    assert float(noise.mean()) == pytest.approx(0, abs=0.03) and float(noise.std()) == pytest.approx(1, abs=0.03)
+    assert torch.equal(noise, torch.randn(20_000, generator=source("cpu", bytes(range(32)), "noise", 1)))
+    others = [source("cpu", bytes(range(32)), "noise", 2), source("cpu", bytes(range(1, 33)), "noise", 1)]
+    for other in others:
+        assert abs(float((noise * torch.randn(20_000, generator=other)).mean())) < 0.03
+
+
+def test_at_a_hospital_its_secret_decides_which_images_are_in_a_step():
+    """The accountant counts on draws that the server does not know, and the server knows the run's seed."""
+    client, part, _ = private_client("fedavg")
+    drawn = []
+    for key in (bytes(32), bytes(range(32))):
+        site = PrivateSite(client.setting)
+        site.key, site.occasion = key, "run/message"
+        site.begin(client, "site 1", 1, 0)
+        drawn.append(client.workplace.private.draw(len(part), torch.Generator().manual_seed(0)))
+        client.class_counts.fill_(30.0)
+    assert any(not torch.equal(own, other) for own, other in zip(*drawn))
+
+
+def test_a_site_whose_noisy_numbers_are_all_zero_takes_finite_steps():
+    net = torch.nn.Linear(3, 2)
+    private = PrivateSteps([net], clip=1.0)
+    private.budget, private.noise = budget(images=0, rate=1.0), torch.Generator().manual_seed(0)
+    assert all(bool(gradient.isfinite().all()) for gradient in private.of_no_image(list(net.parameters())))
+
+
+def test_private_steps_are_never_captured():
+    """A graph would keep one site's noise and budget."""
+    client, _, _ = private_client("fedavg")
+    steps = CapturedSteps.__new__(CapturedSteps)
+    steps.enabled, steps._graphs, steps._seen = True, {}, {}
+    full = [Batch(label=torch.zeros(client.setting.config.train.batch_size))]
+    assert not steps._worth_capturing("key", client, full)
+    client.workplace.private = None
+    assert steps._worth_capturing("key", client, full)
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -209,5 +263,5 @@ def test_group_norm_replaces_every_batch_norm():
 
 def test_the_page_names_the_components_that_keep_images_private():
     page = " ".join((Path(__file__).parents[2] / "docs" / "privacy.md").read_text().split())
-    listed = page.partition("whose loss is a mean over images: ")[2].partition(" and the server steps")[0]
+    listed = page.partition("loss is a mean over images: ")[2].partition(" and the server steps")[0]
     assert set(re.findall(r"`([\w-]+)`", listed)) == {name for name in MARKED if not name.startswith("server-")}

@@ -6,7 +6,10 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("opacus")
 
+from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.descriptions import describe
+from equipoise.hospitals.office import Refused
+from equipoise.hospitals.parcels import prepare, seal
 from harness import events, run_tiny, server_state
 from postbox import Hospitals
 
@@ -30,3 +33,27 @@ def test_between_hospitals_numbers_of_images_carry_noise_that_the_server_cannot_
     secrets = [(hospitals.records(site) / "noise.key") for site in told]
     assert len({path.read_text() for path in secrets}) == len(secrets)
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "told"),
+    [("fedavg", ("components=['npr']",), "npr"), ("fedavg", ("privacy.counts_noise=0.1",), "counts_noise")],
+)
+def test_a_site_checks_the_promise_by_itself(tmp_path, method, settings, told):
+    """It does not rely on the server's check."""
+    hospitals = Hospitals(tmp_path, method, *PRIVATE, *settings)
+    office = next(iter(hospitals.post.offices.values()))
+    with pytest.raises(Refused, match=told):
+        office._work(hospitals.config.to_toml())
+
+
+def test_epsilon_so_large_that_numbers_are_nearly_exact_is_no_way_around_a_sites_least(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", "privacy.epsilon=1e4", "privacy.counts_noise=0.01", "net.group_norm=true")
+    office = next(iter(hospitals.post.offices.values()))
+    header = {"action": DESCRIBE, "config": hospitals.config.to_toml()}
+    assert "description" in office.answer(seal(prepare({}), **header)).header
+    office.least = 5
+    assert "5 images" in office.answer(seal(prepare({}), **header)).header["error"]
+    usual = hospitals.config.privacy.model_copy(update={"epsilon": 1.0, "counts_noise": 10.0})
+    header["config"] = hospitals.config.model_copy(update={"privacy": usual}).to_toml()
+    assert "description" in office.answer(seal(prepare({}), **header)).header

@@ -1,6 +1,7 @@
 """Studies on several devices and clusters: equal bits, work by cost, lost processes."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from equipoise.cli.app import main
 from equipoise.core.errors import UserError
-from equipoise.studies.devices import dearest_first, devices_of, expected_cost
+from equipoise.studies.devices import _sendable, dearest_first, devices_of, expected_cost
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.study_file import load_study
 from harness import TINY, all_state, assert_same_bits
@@ -77,9 +78,24 @@ def test_devices_that_are_none_are_refused(text):
 def test_ways_that_do_not_go_together_are_refused(tmp_path, monkeypatch, study_file):
     assert run(monkeypatch, study_file, "--out", tmp_path, "--devices", "cpu:2", "--together", "2") == 2
     assert run(monkeypatch, study_file, "--out", tmp_path, "--on", "local", "--devices", "cpu:2") == 2
+    assert run(monkeypatch, study_file, "--out", tmp_path, "--devices", "cpu:2", "--workers", "2") == 2
     assert run(monkeypatch, study_file, "--out", tmp_path, "--on", "somewhere") == 2
     (tmp_path / "cluster.toml").write_text("jobs = 'many'")
     assert run(monkeypatch, study_file, "--out", tmp_path, "--on", "local", "--cluster", tmp_path / "cluster.toml") == 2
+
+
+class Worded(Exception):
+    """An error that cannot be made anew of its text alone, as some libraries have."""
+
+    def __init__(self, text: str, code: int):
+        super().__init__(f"{text}, code {code}")
+
+
+def test_an_error_that_no_other_process_can_read_comes_as_text():
+    sent = pickle.loads(pickle.dumps(_sendable(Worded("no room", 7))))
+    assert str(sent) == "Worded: no room, code 7"
+    ours = UserError("too large")
+    assert _sendable(ours) is ours
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Abadi et al., Deep Learning with Differential Privacy, CCS 2016. Opacus computes
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,16 @@ from torch import Tensor, nn
 
 from equipoise.core.errors import UserError
 from equipoise.core.extras import imported
-from equipoise.core.streams import generator
+from equipoise.core.streams import generator, stream
 
 #: added to norms, so that a gradient of zeros can be divided by its norm
 TINY = 1e-6
+
+Key = int | bytes
+"""What noise is made of: a run's seed, or a site's secret."""
+
+#: a generator on the CPU (mt19937) has so many words of 32 bits, 8 bytes for each, from this byte of its state on
+WORDS, WORDS_AT = 624, 24
 
 
 @dataclass(frozen=True)
@@ -54,10 +61,14 @@ class PrivateSteps:
     """Turns a loss over a batch into a private mean gradient.
 
     The engine sets `budget` and `noise` before a site trains. Modules must treat images one by one.
+
+    Attributes:
+        draws: at a hospital, what decides which images are in a step; a server that knew them would learn more
     """
 
     budget: Budget
     noise: torch.Generator
+    draws: torch.Generator | None = None
 
     def __init__(self, modules: Iterable[nn.Module], clip: float):
         # The first layer's images need no gradient, which torch warns of.
@@ -84,25 +95,50 @@ class PrivateSteps:
         return self._noisy([torch.zeros_like(parameter) for parameter in parameters])
 
     def _noisy(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        deviation, expected = self.budget.noise * self.clip, self.budget.rate * self.budget.images
+        deviation, expected = self.budget.noise * self.clip, max(self.budget.rate * self.budget.images, 1.0)
         return [(total + deviation * _normal(total, self.noise)) / expected for total in sums]
 
     def draw(self, images: int, randomness: torch.Generator) -> list[Tensor]:
-        """The images of an epoch's steps: each image is in each step with one chance, as the accountant assumes."""
-        chances = (torch.rand(images, generator=randomness) for _ in range(self.budget.steps_of_epoch))
+        """The images of an epoch's steps: each image is in each step with one chance, as the accountant assumes.
+
+        Args:
+            randomness: of the run, where the site has no `draws` of its own
+        """
+        secret = self.draws or randomness
+        chances = (torch.rand(images, generator=secret) for _ in range(self.budget.steps_of_epoch))
         return [(chance < self.budget.rate).nonzero().flatten() for chance in chances]
 
 
-def noisy_counts(counts: Tensor, deviation: float, key: int, site: str) -> Tensor:
-    """Numbers of images by class (C,), with noise that changes only when the numbers do; never below zero."""
-    randomness = generator("cpu", key, "noise of counts", site, *map(int, counts.tolist()))
+def source(device: torch.device | str, key: Key, *names: str | int) -> torch.Generator:
+    """The generator of a named noise. A secret fills the whole state of a generator on the CPU.
+
+    There torch takes 32 bits of a seed, and a server could try them all.
+    """
+    if isinstance(key, int):
+        return generator(device, key, *names)
+    text = "\x1f".join([key.hex(), *map(str, names)]).encode()
+    made = torch.Generator(device=device).manual_seed(stream(int.from_bytes(key, "big"), *names))
+    if made.device.type == "cpu":
+        words = torch.frombuffer(bytearray(hashlib.shake_256(text).digest(4 * WORDS)), dtype=torch.int32).long()
+        state = made.get_state()
+        state[WORDS_AT : WORDS_AT + 8 * WORDS] = (words & 0xFFFFFFFF).view(torch.uint8)
+        made.set_state(state)
+    return made
+
+
+def noisy_counts(counts: Tensor, deviation: float, key: Key, site: str) -> Tensor:
+    """Numbers of images by class (C,), with noise of their own for these numbers and this deviation; never below zero.
+
+    Equal noise times two deviations would let a server of two runs take it off.
+    """
+    randomness = source("cpu", key, "noise of counts", site, str(deviation), *map(int, counts.tolist()))
     noise = torch.randn(counts.shape, generator=randomness, dtype=torch.float64)
     return (counts.cpu().double() + deviation * noise).round().clamp(min=0).to(counts)
 
 
-def noisy_confusion(confusion: Tensor, deviation: float, key: int, *where: str | int) -> Tensor:
+def noisy_confusion(confusion: Tensor, deviation: float, key: Key, *where: str | int) -> Tensor:
     """A confusion matrix (C, C) with noise on every cell; the same model on the same images gets the same noise."""
-    noise = torch.randn(confusion.shape, generator=generator("cpu", key, "noise of scores", *where))
+    noise = torch.randn(confusion.shape, generator=source("cpu", key, "noise of scores", *where))
     return (confusion.cpu() + deviation * noise.double()).round().clamp(min=0).to(confusion.dtype)
 
 

@@ -114,6 +114,8 @@ class CapturedSteps:
     def _worth_capturing(self, key: Any, client: Client, batches: list[Batch]) -> bool:
         if not self.enabled or len(self._graphs) >= MOST_GRAPHS:
             return False
+        if client.workplace.private is not None:  # a site's noise and budget are none of the graph's tensors
+            return False
         self._seen[key] = self._seen.get(key, 0) + 1
         full = all(len(batch.label) == client.setting.config.train.batch_size for batch in batches)
         return full or self._seen[key] > SEEN_BEFORE_CAPTURE

@@ -19,11 +19,10 @@ import torch
 
 from equipoise.contract.config import Config, PrivacyConfig
 from equipoise.contract.method import Client, Method, Setting
-from equipoise.contract.private import Budget, noisy_confusion, noisy_counts
+from equipoise.contract.private import Budget, Key, noisy_confusion, noisy_counts, source
 from equipoise.contract.protocol import Tensors
 from equipoise.core.errors import UserError
 from equipoise.core.extras import imported
-from equipoise.core.streams import generator
 from equipoise.data.federation import Federation
 from equipoise.metrics import METRICS, metric_of
 
@@ -107,6 +106,11 @@ def scores_noise(config: Config) -> tuple[int, float]:
     return releases, _noise_of_releases(privacy.epsilon, privacy.delta, releases)
 
 
+def smallest_noise(config: Config) -> float:
+    """The least standard deviation of the noise on any number of images that leaves a site."""
+    return min(config.privacy.counts_noise, scores_noise(config)[1])
+
+
 def epsilon_of_steps(noise: float, delta: float, rate: float, steps: int, counts_noise: float) -> float:
     """Epsilon of so many noisy steps over drawn images, and of one release of noisy counts."""
     dp = imported("dp_accounting", "privacy", "differential privacy")
@@ -164,7 +168,7 @@ class PrivateSite:
 
     def __init__(self, setting: Setting):
         self.config = setting.config
-        self.key = setting.config.seed
+        self.key: Key = setting.config.seed
         self.occasion = ""
 
     def begin(self, client: Client, site: str, number: int, index: int) -> None:
@@ -173,7 +177,9 @@ class PrivateSite:
         assert private is not None
         counts.copy_(noisy_counts(counts, self.config.privacy.counts_noise, self.key, site))
         private.budget = budget_of(self.config, int(counts.sum()))
-        private.noise = generator(counts.device, self.key, "noise of steps", self.occasion, number, site, index)
+        which = self.occasion, number, site, index
+        private.noise = source(counts.device, self.key, "noise of steps", *which)
+        private.draws = source("cpu", self.key, "draws of steps", *which) if self.occasion else None
 
     def measured(self, counts: Tensors, request: Any, view: str, part: str) -> Tensors:
         """Counts of a measurement with noise: of all counts only the confusion matrix leaves the site."""
@@ -187,7 +193,7 @@ class PrivateSite:
         }
 
 
-def noisy_description(config: Config, site: str, counts: dict[str, list[int]], key: int) -> dict[str, Any]:
+def noisy_description(config: Config, site: str, counts: dict[str, list[int]], key: Key) -> dict[str, Any]:
     """What a hospital tells of its numbers of images by part: each with the noise of its budget."""
     deviations = dict.fromkeys(counts, scores_noise(config)[1]) | {"train": config.privacy.counts_noise}
     names = {part: site if part == "train" else f"{site}/{part}" for part in counts}
@@ -195,7 +201,7 @@ def noisy_description(config: Config, site: str, counts: dict[str, list[int]], k
         part: noisy_counts(torch.tensor(own), deviations[part], key, names[part]).tolist()
         for part, own in counts.items()
     }
-    fingerprint = hashlib.sha256(f"{key}/{counts}".encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(f"{key!r}/{counts}".encode()).hexdigest()[:16]
     return {"counts": noisy, "fingerprint": fingerprint, "warnings": []}  # warnings name exact numbers
 
 

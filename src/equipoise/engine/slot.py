@@ -129,7 +129,7 @@ class Slot:
                     what = f"'{entry.rstrip('/')}', which the site keeps,"
                     raise Diverged(f"{request.action}: {what} holds NaN or infinity")
                 outcome.facts |= self._facts() if self.private is None else {}
-                outcome.notes = place.notes.taken()
+                outcome.notes = place.notes.taken() if self.private is None else {}
         finally:
             place.end()
             place.notes = Notes()

@@ -35,7 +35,7 @@ from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.local import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
-from equipoise.engine.private import noisy_description
+from equipoise.engine.private import check_private, noisy_description, smallest_noise
 from equipoise.engine.runs import with_encoder
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
@@ -200,12 +200,12 @@ class Office:
         return self._descriptions[least]
 
     @cached_property
-    def _noise_key(self) -> int:
+    def _noise_key(self) -> bytes:
         """The secret that noise is made of; it stays with the site, so that the server cannot take noise away."""
         path = self.folder / "noise.key"
         if not path.exists():
             write_secret(path, secrets.token_hex(32).encode())
-        return int(path.read_text(encoding="ascii"), 16)
+        return bytes.fromhex(path.read_text(encoding="ascii"))
 
     def _allow(self, config: Config, client: type) -> None:
         """Refuse a method that sends what the policy does not allow, or reports lower numbers of images than the site
@@ -221,6 +221,12 @@ class Office:
                 f"this site reports no number below {self.least} images: set privacy.least to {self.least} at the "
                 "server, or let the site lower `least` in its site.toml"
             )
+        if config.privacy.epsilon is not None and 2 * smallest_noise(config) < self.least:
+            raise Refused(
+                f"this site reports no number below {self.least} images, and in this run noise on numbers of images "
+                f"has a standard deviation of {smallest_noise(config):.2g} only: set privacy.epsilon lower, or "
+                "privacy.counts_noise higher, or let the site lower `least` in its site.toml"
+            )
 
     def _work(self, text: str) -> Workplace:
         """The workplace for a config; it stays while the config does."""
@@ -231,6 +237,7 @@ class Office:
             try:
                 config, federation = with_encoder(config, self.federation, self.device)
                 setting = Setting.of(config, method, federation, self.device)
+                check_private(config, method, setting)
                 slot = new_slot(method, setting)
             except UserError as problem:  # about a setting, or a file that the server's config names
                 raise Refused(str(problem)) from None

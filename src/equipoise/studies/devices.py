@@ -7,6 +7,7 @@ jobs and machines can work at one study.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import queue
 import re
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from equipoise.contract.config import Config
-from equipoise.core.errors import UserError, as_text
+from equipoise.core.errors import UserError, as_text, first_line
 from equipoise.core.extras import imported
 from equipoise.core.outside import short_name
 from equipoise.engine.loop import Observer, Run
@@ -108,7 +109,17 @@ def _work(
             outcome = run_grid([(cell, config)], _Teller(process, number, told), keep=keep, check=check)
         except Exception as problem:  # refused before anything began
             outcome = Tally(failed={cell.label: problem})
+        outcome.failed = {label: _sendable(problem) for label, problem in outcome.failed.items()}
         told.put(_Told(process, number, "done", {"tally": outcome}))
+
+
+def _sendable(problem: Exception) -> Exception:
+    """The problem, or its text where another process could not read it: that would end the whole study."""
+    try:
+        pickle.loads(pickle.dumps(problem))
+    except Exception:
+        return RuntimeError(f"{type(problem).__name__}: {first_line(problem)}")
+    return problem
 
 
 def run_on_devices(
@@ -119,6 +130,11 @@ def run_on_devices(
     check: Callable[[Run], None] = unchecked,
 ) -> Tally:
     """Run the unfinished of the runs, each on the next device that is free; gives what came of them."""
+    if "cpu" in devices and any(config.compute.workers > 1 for _, config in planned):
+        raise UserError(
+            "--devices gives each run on a CPU one process, and compute.workers asks for more: leave compute.workers "
+            "out, and list more places, such as --devices cpu:4"
+        )
     planned = dearest_first(planned)
     context = multiprocessing.get_context("spawn")
     waiting, told = context.Queue(), context.Queue()
