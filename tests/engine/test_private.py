@@ -219,6 +219,13 @@ def test_a_run_is_certified_told_and_repeatable(tmp_path):
     assert_same_bits(all_state(tmp_path / "whole"), all_state(tmp_path / "workers"))
 
 
+def test_noise_and_secure_sums_go_together(tmp_path):
+    """The loss stays at the sites, and its place in the sum is empty."""
+    folder = run_tiny(tmp_path, "fedavg", *PRIVATE, "privacy.secure_sums=true")
+    (final,) = [row for row in events(folder, "final") if row["scope"] == "pooled"]
+    assert final["n"] and final["metrics"]["balanced_accuracy"] is not None and final["metrics"]["loss"] is None
+
+
 def test_counts_that_leave_a_site_or_reach_a_loss_carry_noise(tmp_path):
     counts = torch.tensor([40.0, 9.0, 0.0, 3.0])
     noisy = noisy_counts(counts, 5.0, 1, "A")

@@ -21,8 +21,10 @@ from equipoise.sums import Term, decoded, encoded, layout_of, layout_text, read_
 ALL_SITES = "all sites"
 #: the columns of measured counts
 MEASURED = "measured "
-#: counts that do not add up over sites
-ALONE = frozenset({"auc"})
+#: counts that do not add up over sites, and what stands for them
+ALONE = {"auc": -1.0}
+#: and those that do not leave a site under privacy.epsilon
+PRIVATE = {"loss": float("nan")}
 
 
 class Summer:
@@ -32,6 +34,7 @@ class Summer:
         self.setting = setting
         self.sheet = client.discloses
         self.weighting = setting.config.train.aggregation
+        self.alone = ALONE if setting.config.privacy.epsilon is None else ALONE | PRIVATE
         self.zeros = {name: torch.zeros_like(count) for name, count in setting.task.template.items()}
 
     def part(
@@ -54,7 +57,7 @@ class Summer:
         terms: dict[str, Term] = terms_of(payload, self.sheet.get(action, {}), self.weighting)
         for place in measured:
             counts = measures.get(place, self.zeros)
-            for name in self.zeros.keys() - ALONE:
+            for name in self.zeros.keys() - self.alone.keys():
                 terms[f"{MEASURED}{place}/{name}"] = term(counts[name])
         return layout_text(layout_of(terms)), encoded(terms, sites)
 
@@ -68,7 +71,7 @@ class Summer:
                 place, _, name = column.name.removeprefix(MEASURED).rpartition("/")
                 value = column.value(sums[column.name])
                 assert isinstance(value, Tensor)
-                unknown = {alone: torch.full_like(self.zeros[alone], -1) for alone in ALONE & self.zeros.keys()}
+                unknown = {n: torch.full_like(self.zeros[n], v) for n, v in self.alone.items() if n in self.zeros}
                 measures.setdefault(place, unknown)[name] = value
         if action == EVALUATE:
             return {}, measures
