@@ -159,7 +159,7 @@ def test_an_entry_without_a_mark_is_refused_by_its_name(tmp_path):
 
 def test_two_sites_are_refused_before_anything_is_written(tmp_path):
     config = tiny_config("fedavg", SECURE, "data.phantom.sites=2")
-    with pytest.raises(UserError, match="each of two sites"):
+    with pytest.raises(UserError, match="with two, each could"):
         Run(config, get_method("fedavg"), tiny_federation(config), tmp_path / "run").execute()
     assert not (tmp_path / "run" / "events.jsonl").exists()
 

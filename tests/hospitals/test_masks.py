@@ -254,7 +254,7 @@ def test_a_site_may_take_part_in_runs_with_secure_sums_alone(tmp_path):
 
 
 def test_two_sites_are_refused(tmp_path):
-    with pytest.raises(UserError, match="each of two sites"):
+    with pytest.raises(UserError, match="with two, each could"):
         Hospitals(tmp_path, "fedavg", "privacy.secure_sums=true", "data.phantom.sites=2").run()
 
 

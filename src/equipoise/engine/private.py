@@ -101,7 +101,7 @@ def scores_noise(config: Config) -> tuple[int, float]:
     """How often matrices of the same images may leave a site in a run, and the noise on each cell for that."""
     privacy, rounds, evaluation = config.privacy, config.train.rounds, config.evaluation
     assert privacy.epsilon is not None
-    measured = math.ceil(rounds / evaluation.every) + 2  # the final one, and the numbers of images
+    measured = math.ceil(rounds / evaluation.every) + 2  # the first and final ones, and the numbers of images
     releases = measured * VIEWS + rounds * (evaluation.trained or evaluation.trained_test)
     return releases, _noise_of_releases(privacy.epsilon, privacy.delta, releases)
 
