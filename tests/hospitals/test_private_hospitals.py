@@ -1,5 +1,7 @@
 """Differential privacy between hospitals: noise is made of a secret of the site, and descriptions carry it, too."""
 
+import json
+
 import pytest
 import torch
 
@@ -9,9 +11,9 @@ pytest.importorskip("opacus")
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.office import Refused
-from equipoise.hospitals.parcels import prepare, seal
+from equipoise.hospitals.parcels import Parcel, prepare, seal
 from harness import events, run_tiny, server_state
-from postbox import Hospitals
+from postbox import Hospitals, Postbox
 
 PRIVATE = ("privacy.epsilon=8", "net.group_norm=true", "train.batch_size=16", "privacy.counts_noise=4")
 
@@ -57,3 +59,34 @@ def test_epsilon_so_large_that_numbers_are_nearly_exact_is_no_way_around_a_sites
     usual = hospitals.config.privacy.model_copy(update={"epsilon": 1.0, "counts_noise": 10.0})
     header["config"] = hospitals.config.model_copy(update={"privacy": usual}).to_toml()
     assert "description" in office.answer(seal(prepare({}), **header)).header
+
+
+class Recorder(Postbox):
+    """Keeps the parcels that ask for training, and all tensors, which a site is sent once."""
+
+    def carry(self, site, parcel):
+        self.sent = getattr(self, "sent", {}) | parcel.tensors
+        if parcel.header["action"] == "train":
+            self.trained = [*getattr(self, "trained", ()), (site, parcel)]
+        return super().carry(site, parcel)
+
+
+def test_a_repeated_round_gets_the_same_noise_and_another_model_gets_other_noise(tmp_path):
+    """Each further answer about one model would be another release, which no account has."""
+    hospitals = Hospitals(tmp_path, "fedavg", *PRIVATE, "train.rounds=1", post=Recorder)
+    hospitals.run()
+    site, parcel = hospitals.post.trained[0]
+    office = hospitals.post.offices[site]
+
+    def trained(**changed):
+        text = json.dumps(parcel.header | {"version": "", "omit": False} | changed)
+        return office.answer(Parcel(text, hospitals.post.sent)).header
+
+    usual = trained()
+    assert usual["entries"], usual
+    occasion = office._work(parcel.header["config"]).slot.private.occasion
+    assert trained(identity="of another attempt", index=0)["entries"] == usual["entries"]
+    names = [name for name in parcel.header["entries"] if name.endswith("bias")]
+    entries = parcel.header["entries"] | {names[0]: parcel.header["entries"][names[0]] | {"dtype": "float64"}}
+    trained(entries=entries)  # with the same identity, by a lying server
+    assert office._work(parcel.header["config"]).slot.private.occasion != occasion

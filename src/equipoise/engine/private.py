@@ -163,7 +163,7 @@ class PrivateSite:
 
     Attributes:
         key: of the noise: the run's seed in a simulation, the site's secret at a hospital
-        occasion: at a hospital, the message that the site answers; two messages never get the same noise
+        occasion: at a hospital, what a message asks to start from: two models never get the same noise
     """
 
     def __init__(self, setting: Setting):
