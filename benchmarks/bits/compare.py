@@ -110,9 +110,9 @@ def _checkpoints(folder: Path) -> set[str]:
 
 
 def _manifest(folder: Path, name: str) -> dict[str, Any]:
-    """What a checkpoint says, without bytes of the log and the time."""
+    """What a checkpoint says, without the time, the log, which holds times, and the checksums of both."""
     found = json.loads((folder / "checkpoints" / name / "manifest.json").read_bytes())
-    return {key: value for key, value in found.items() if key not in UNSTEADY | {"events"}}
+    return {key: value for key, value in found.items() if key not in UNSTEADY | {"events", "log", "checksum"}}
 
 
 def results(folder: Path, aside: Collection[str] = ()) -> list[Any]:

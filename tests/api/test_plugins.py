@@ -178,7 +178,7 @@ def test_a_study_compares_plugins():
 def test_a_plugin_that_changes_is_told_by_name():
     result = trained()
     Path("shy.py").write_text(SOURCES["shy.py"].replace("0.5", "0.4"))
-    with pytest.raises(eq.UserError, match=r"method shy.py has changed.*put its file back"):
+    with pytest.raises(eq.UserError, match=r"method shy.py has changed.*restore its file"):
         result.resume(rounds=3)
     with pytest.raises(eq.UserError, match=r"method shy.py has changed since the run in python began"):
         trained(resume=True)

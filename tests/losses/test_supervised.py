@@ -180,8 +180,10 @@ def test_class_loss_sums_count_every_pixel_as_a_sample():
 
 
 def test_an_unknown_loss_is_refused_with_the_names_of_the_known():
-    with pytest.raises(UserError, match=r"'dice'.*ce.*balanced_softmax.*fedeamc.*focal.*fedlc"):
-        make_config(None, ["train.loss=dice"])
+    with pytest.raises(UserError, match=r"'hinge'.*ce.*balanced_softmax.*fedeamc.*focal.*fedlc"):
+        make_config(None, ["train.loss=hinge"])
+    with pytest.raises(UserError, match=r"'focl'; did you mean 'focal'"):
+        make_config(None, ["train.loss=focl"])
 
 
 @pytest.mark.parametrize("name", LOSSES)

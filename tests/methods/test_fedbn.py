@@ -14,7 +14,7 @@ from equipoise.nets.base import pooled
 from harness import all_state, assert_same_bits, run_tiny, server_state
 
 
-def net_without_norm(config, num_classes: int, channels: int) -> Net:
+def net_without_norm(config, num_classes: int, channels: int, *_: object) -> Net:
     """A small net without norm layers."""
     return Net(pooled(nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()), nn.Linear(16, num_classes))
 
