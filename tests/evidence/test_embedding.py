@@ -49,5 +49,5 @@ def test_principal_components_are_centred_uncorrelated_and_the_widest_first():
 
 def test_t_sne_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(eq.UserError, match=r"equipoise\[embed\].*--map pca"):
+    with pytest.raises(eq.UserError, match=r"install the extra embed.*--map pca"):
         mapped(np.zeros((20, 3)), "t-sne")
