@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -906,3 +907,12 @@ def test_a_seed_named_twice_is_refused():
 def test_command_lists_the_studies():
     shown = command("list")
     assert shown.exit_code == 0 and all(name[:12] in shown.output for name in study_names())
+
+
+def test_distances_in_pixels_are_no_columns_of_tables_in_per_cent(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(tomli_w.dumps(TINY | {"metrics": ["dice", "hd95"]}))
+    with pytest.raises(UserError, match="hd95 are distances"):
+        load_study(str(path))
+    path.write_text(tomli_w.dumps(TINY | {"metrics": ["dice", "iou"]}))
+    assert load_study(str(path)).metrics == ("dice", "iou")

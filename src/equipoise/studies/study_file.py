@@ -140,6 +140,11 @@ class StudyConfig(Table):
     def _different_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(metrics)) < len(metrics):
             raise ValueError("a metric is named twice")
+        if distances := [metric.name for metric in MASK_METRICS if metric.name in metrics and not metric.share]:
+            raise ValueError(
+                f"{' and '.join(distances)} are distances, and a study's tables are in per cent; leave them out: "
+                "the report of each run shows them"
+            )
         return metrics
 
     @model_validator(mode="after")
