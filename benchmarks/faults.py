@@ -1,6 +1,7 @@
 """Injects faults into small runs and says whether anything was lost: `python benchmarks/faults.py --faults 200`.
 
     python benchmarks/faults.py [--seed S] [--faults N] [--methods a,b] [--kinds a,b] [--processes P] [--replay NUMBER]
+    python benchmarks/faults.py --faults 5000 --log faults.jsonl --resume --out results/benchmarks
 
 A run is broken off, its files are damaged, its messages are lost or false. Then it goes on. It must end with the bits
 of an undisturbed run, refuse in words, or leave the site out and report this.
@@ -11,10 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ from campaign.places import World
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "minutes; tests/test_faults.py tries its parts"
 
+#: a fault, how it ended, details, CPU seconds
+Verdict = tuple[Fault, str, str, float]
 METHODS = ("fedavg", "fedbn", "fediic", "fednpr-per", "fedbm", "prr", "scaffold", "fedrep", "local")
 
 
@@ -39,33 +45,80 @@ def undisturbed(place: str, method: str) -> tuple[dict[str, Any], int]:
         return world.left(), count
 
 
-def verdict(fault: Fault) -> tuple[Fault, str, str]:
-    """A fault, how it ended, and details."""
+def verdict(fault: Fault) -> Verdict:
+    """A fault, how it ended, details, and the CPU seconds that it took."""
     reference, count = undisturbed(fault.place, fault.method)
-    scratch = Path(tempfile.mkdtemp(prefix="fault-"))
+    scratch, before = Path(tempfile.mkdtemp(prefix="fault-")), cpu_seconds()
     try:
-        return fault, *judge(fault, fresh(scratch / "world"), reference, count)
+        how, about = judge(fault, fresh(scratch / "world"), reference, count)
+        return fault, how, about, round(cpu_seconds() - before, 3)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def campaign(chosen: list[Fault], processes: int = 1) -> list[tuple[Fault, str, str]]:
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of the processes that it waited for."""
+    return sum(os.times()[:4])
+
+
+def verdicts_on(chosen: list[Fault], processes: int = 1) -> Iterator[Verdict]:
     """The verdicts on some faults, in their order."""
     if processes == 1:
-        return [verdict(fault) for fault in chosen]
+        yield from map(verdict, chosen)
+        return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        return pool.map(verdict, chosen, chunksize=8)
+        yield from pool.imap(verdict, chosen, chunksize=8)
 
 
-def table(verdicts: list[tuple[Fault, str, str]]) -> str:
-    """Verdicts by kind, as a Markdown table."""
-    ends = [*GOOD, *BAD]
-    rows = [f"| kind | faults | {' | '.join(ends)} |", f"| --- | ---: |{' ---: |' * len(ends)}"]
-    for kind in [*KINDS, "all"]:
-        found = Counter(how for fault, how, _ in verdicts if kind in (fault.kind, "all"))
+class Log:
+    """A file with a line for each verdict, so that a campaign can be stopped and go on. A fault's last line counts."""
+
+    def __init__(self, path: Path):
+        self.path, self.verdicts = path, dict[int, Verdict]()
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            how, about, seconds, *drawn = json.loads(line).values()
+            self.verdicts[drawn[1]] = Fault(*drawn), how, about, seconds
+
+    def write(self, found: Verdict) -> None:
+        """Append a verdict."""
+        fault, how, about, seconds = found
+        self.verdicts[fault.number] = found
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"how": how, "about": about, "seconds": seconds, **asdict(fault)}) + "\n")
+
+    def lacks(self, chosen: list[Fault]) -> list[Fault]:
+        """The faults without a verdict, and those that did harm: they are tried again."""
+        good = {fault for fault, how, *_ in self.verdicts.values() if how in GOOD}
+        return [fault for fault in chosen if fault not in good]
+
+
+def summary(verdicts: Iterable[Verdict]) -> dict[str, Any]:
+    """How many faults of each kind ended how, and those that did harm."""
+    told = list(verdicts)
+    kinds: dict[str, Any] = {}
+    for kind in KINDS:
+        found = Counter(how for fault, how, *_ in told if fault.kind == kind)
         if found:
-            rows.append(f"| {kind} | {sum(found.values())} | {' | '.join(str(found[end]) for end in ends)} |")
-    return "\n".join(rows)
+            kinds[kind] = {"faults": found.total(), **{end: found[end] for end in (*GOOD, *BAD)}}
+    return {
+        "seeds": sorted({fault.seed for fault, *_ in told}),
+        "faults": len(told),
+        "cpu_seconds": round(sum(seconds for *_, seconds in told), 1),
+        "places": dict(Counter(fault.place for fault, *_ in told)),
+        "methods": dict(sorted(Counter(fault.method for fault, *_ in told).items())),
+        "kinds": kinds,
+        "harm": [asdict(fault) | {"how": how, "about": about} for fault, how, about, _ in told if how in BAD],
+    }
+
+
+def table(kinds: Mapping[str, Mapping[str, int]]) -> str:
+    """Ends by kind, as a Markdown table."""
+    rows = {**kinds, "all": {end: sum(row[end] for row in kinds.values()) for end in ("faults", *GOOD, *BAD)}}
+    heads = ["faults", *GOOD, *BAD]
+    lines = [f"| kind | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    return "\n".join(
+        lines + [f"| {kind} | {' | '.join(str(row[head]) for head in heads)} |" for kind, row in rows.items()]
+    )
 
 
 def main() -> int:
@@ -77,20 +130,28 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--replay", type=int, help="only the fault of this number")
-    parser.add_argument("--out", type=Path, help="write the table and the failures here, as JSON")
+    parser.add_argument("--log", type=Path, help="write a line for each verdict here")
+    parser.add_argument("--resume", action="store_true", help="go on with the campaign of --log")
+    parser.add_argument(
+        "--out", type=Path, help="write faults.json in this folder: what the documentation's table shows"
+    )
     options = parser.parse_args()
+    if options.log and options.log.exists() and not options.resume:
+        parser.error(f"{options.log} exists; add --resume to go on with it, or choose another file")
+    log = Log(options.log or Path(tempfile.mkdtemp()) / "faults.jsonl")
     chosen = [*faults(options.seed, options.faults, options.methods.split(","), options.kinds.split(","))]
     if options.replay is not None:
         chosen = [fault for fault in chosen if fault.number == options.replay]
-    verdicts = campaign(chosen, options.processes)
-    print(table(verdicts))
-    failed = [(fault, how, about) for fault, how, about in verdicts if how in BAD]
-    for fault, how, about in failed if options.replay is None else verdicts:
-        print(f"fault {fault.number} ({fault.kind}, {fault.place}, {fault.method}): {how}: {about}")
+    for found in verdicts_on(log.lacks(chosen), options.processes):
+        log.write(found)
+        fault, how, about, _ = found
+        if how in BAD or options.replay is not None:
+            print(f"fault {fault.number} ({fault.kind}, {fault.place}, {fault.method}): {how}: {about}", flush=True)
+    told = summary(log.verdicts.values())
+    print(table(told["kinds"]))
     if options.out:
-        told = {"seed": options.seed, "faults": len(verdicts), "failed": len(failed), "table": table(verdicts)}
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
-    return 1 if failed else 0
+        (options.out / "faults.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return 1 if told["harm"] else 0
 
 
 if __name__ == "__main__":

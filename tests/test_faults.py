@@ -17,7 +17,7 @@ SLICE = [*campaign.faults(20, 16, ["fedavg", "prr"], [*campaign.KINDS])]
 
 @pytest.mark.parametrize("fault", SLICE, ids=lambda fault: f"{fault.number}-{fault.kind}-{fault.place}-{fault.method}")
 def test_nothing_is_lost_by_a_fault(fault):
-    _, how, about = script.verdict(fault)
+    _, how, about, _ = script.verdict(fault)
     assert how in campaign.GOOD, about
 
 
@@ -42,3 +42,16 @@ def test_the_campaign_sees_a_bit_that_changes(monkeypatch):
     monkeypatch.setattr(campaign.World, "left", lambda world: usual(world) | {"scores": "another"})
     assert script.verdict(slow)[1] == "differing bits"
     script.undisturbed.cache_clear()
+
+
+def test_a_campaign_goes_on_where_it_stopped_and_tries_again_what_did_harm(tmp_path):
+    first, second, third = SLICE[:3]
+    log = script.Log(tmp_path / "faults.jsonl")
+    log.write((first, "same bits", "", 0.1))
+    log.write((second, "lost", "a run", 0.2))
+    again = script.Log(tmp_path / "faults.jsonl")
+    assert again.lacks([first, second, third]) == [second, third]
+    assert script.summary(again.verdicts.values())["harm"][0]["number"] == second.number
+    again.write((second, "same bits", "", 0.2))
+    told = script.summary(script.Log(tmp_path / "faults.jsonl").verdicts.values())
+    assert told["faults"] == 2 and not told["harm"] and "| all | 2 | 2 |" in script.table(told["kinds"])

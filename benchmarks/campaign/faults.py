@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
+import multiprocessing
 import os
 import random
 import shutil
@@ -37,7 +39,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 #: how a fault may end without harm, and how not
 GOOD = ("same bits", "refused in words", "left out and reported")
 BAD = ("lost", "differing bits", "silent lie", "traceback")
-KILLED = 137
+#: begins the words of a run that no user could understand
+UNEXPECTED = "traceback: "
 
 
 @dataclass(frozen=True)
@@ -115,18 +118,22 @@ def operations(world: World) -> int:
 
 
 def interrupt(fault: Fault, world: World, operations: int) -> None:
-    """Run until the drawn file operation, and break it: crash, kill or full disk."""
-    chosen = 1 + fault.draw.randrange(operations)
+    """Run until the drawn file operation, and break it: crash, kill (of a worker, too) or full disk."""
+    draw = fault.draw
+    chosen, worker = 1 + draw.randrange(operations), draw.random() < 0.5
+    main, full = os.getpid(), mmap.mmap(-1, 1)  # one byte that worker processes share
 
     def strike(number: int) -> None:
-        if number < chosen:
+        if os.getpid() == main and number == chosen:
+            full[0] = 1
+        elif not full[0] or fault.kind != "disk":
             return
-        if fault.kind == "disk":  # and it stays full
+        if fault.kind == "disk":  # and it stays full, for workers as well
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if number == chosen and fault.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == chosen:
+        if fault.kind == "crash":
             raise Crash
+        workers = multiprocessing.active_children()
+        os.kill((workers[0].pid if workers and worker else None) or main, signal.SIGKILL)
 
     with watching(world.folder, strike):
         world.go()
@@ -140,6 +147,8 @@ def damage(fault: Fault, world: World) -> str:
     draw = fault.draw
     draw.random()
     files = sorted(path for path in world.folder.rglob("*") if path.is_file() and path.stat().st_size)
+    if not files:
+        return "nothing: the run was broken off before it wrote anything"
     path = draw.choice(files)
     content = bytearray(path.read_bytes())
     how = draw.choice(("bit", "bit", "bit", "cut", "empty", "gone", "longer", "folder"))
@@ -294,9 +303,9 @@ def _by_interruption(fault: Fault, folder: Path, reference: dict[str, Any], oper
     else:
         striking = replace(fault, kind="crash") if fault.kind == "damage" else fault
         words = _struck(striking, world, operations)
-        if fault.kind == "disk" and words and not words.startswith("OSError") and "No space" not in words:
+        if words.startswith(UNEXPECTED):
             return "traceback", words
-        about = damage(fault, world) if fault.kind == "damage" and any(folder.rglob("*")) else words
+        about = damage(fault, world) if fault.kind == "damage" else words
         if differing_end := _go_on(world):
             refused = fault.kind == "damage"
             return ("refused in words" if refused else "lost"), f"{about}; {differing_end}"
@@ -316,9 +325,15 @@ def _struck(fault: Fault, world: World, operations: int) -> str:
             words = ""
         except BaseException as problem:
             words = f"{type(problem).__name__}: {problem}"
+            words = words if is_users(problem) or "No space" in words else UNEXPECTED + words
         told.write_text(words)
         os._exit(0)
-    os.waitpid(child, 0)
+    try:
+        os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     words = told.read_text() if told.exists() else ""
     told.unlink(missing_ok=True)
     return words

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from harness import all_state, events, server_state, tiny_config, tiny_federatio
 from postbox import Hospitals, Postbox  # noqa: E402
 
 PLACES = ("process", "workers", "flower")
+FORK = multiprocessing.get_context("fork")
 SETTINGS = ("data.phantom.images=96", "checkpoint.keep=1")
 
 
@@ -43,7 +46,8 @@ class World:
             self.hospitals.run(resume=resume)
             return
         config = tiny_config(self.method, *self.settings)
-        Run(config, get_method(self.method), tiny_federation(config), self.run).execute(resume)
+        with patch.object(multiprocessing, "get_context", lambda method: FORK):  # saves workers their imports
+            Run(config, get_method(self.method), tiny_federation(config), self.run).execute(resume)
 
     def left(self) -> dict[str, Any]:
         """Every tensor of server and sites after the last round, and the final scores."""
