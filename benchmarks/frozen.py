@@ -73,7 +73,14 @@ PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedbm, learned classifier": ("fedbm", "fedbm", {"fedbm.classifier": "learned"}),
 }
 LOSSES = ("fedeamc", "focal", "fedlc")
-UNFIT: dict[str, str] = {}
+#: the tables in which a study's rows stand
+TABLES = ("Core", "Components", "Losses at each site alone", "All methods")
+
+
+def beyond() -> dict[str, tuple[str, dict[str, Any], str | None]]:
+    """Rows of the registry's methods that are not in the core."""
+    taken = {OURS, *(method for method, _, _ in CORE.values())}
+    return {method: (method, {}, None) for method in modules_in("methods") if method not in taken}
 
 
 def settings_of(study: str) -> dict[str, Any]:
@@ -123,17 +130,16 @@ def rows_of(study: str, chosen: Mapping[str, Mapping[str, Any]]) -> list[dict[st
         row["settings"] = {**fixed(method), **own, **chosen.get(like, {})}
         rows.append({**row, "view": view} if view else row)
 
+    core, components, losses, every = TABLES
     for name, (method, own, view) in CORE.items():
-        add(name, method, own, name, "Core", view)
-    add(OURS, OURS, {}, OURS, "Core", "personal")
+        add(name, method, own, name, core, view)
+    add(OURS, OURS, {}, OURS, core, "personal")
     for name, (like, method, own) in PARTS.items():
-        add(name, method, own, like, "Components")
+        add(name, method, own, like, components)
     for loss in LOSSES:
-        add(f"local+{loss}", "local", {"train.loss": loss}, "local", "Losses at each site alone")
-    taken = {OURS, *(method for method, _, _ in CORE.values())}
-    for method in modules_in("methods"):
-        if method not in taken and method not in UNFIT:
-            add(method, method, {}, "fedavg", "All methods")
+        add(f"local+{loss}", "local", {"train.loss": loss}, "local", losses)
+    for name, (method, own, view) in beyond().items():
+        add(name, method, own, name if name in chosen else "fedavg", every, view)
     return rows
 
 
@@ -144,7 +150,7 @@ def head_of(study: str, name: str) -> dict[str, Any]:
         "title": f"All methods on frozen features: {FEDERATIONS[study][1]}",
         "scope": "common" if study in DRAWN else "sites",
         "metrics": METRICS,
-        "seeds": [1, 2, 3],
+        "seeds": [1, 2, 3, 4, 5],
         "settings": settings_of(study),
     }
     if study in DRAWN:
@@ -179,12 +185,12 @@ def written(folder: Path, study: Mapping[str, Any], remark: str) -> Path:
 
 
 def tuning(study: str) -> dict[str, Any]:
-    """The study that tries three settings of each core row, on validation images alone."""
+    """The study that tries three settings of each method, on validation images alone."""
     head = head_of(study, f"tuning-{study}") | {"part": "valid", "seeds": [0]}
     if study in DRAWN:
         head["data"] = head["data"][:1]
     rows = []
-    for name, (method, own, view) in CORE.items():
+    for name, (method, own, view) in (CORE | beyond()).items():
         for number, tried in enumerate(candidates(method)):
             row = {"name": f"{name}, {number}", "method": method, "settings": {**fixed(method), **own, **tried}}
             rows.append({**row, "view": view} if view else row)
@@ -197,7 +203,7 @@ def choose(folder: Path) -> dict[str, Any]:
     for study in FEDERATIONS:
         runs = folder / f"tuning-{study}" / "runs" / (f"Dirichlet {ALPHAS[0]}" if study in DRAWN else "")
         found[study] = {}
-        for name, (method, _, _) in CORE.items():
+        for name, (method, _, _) in (CORE | beyond()).items():
             tried = [selected_score(runs / f"{name}, {number}-seed0") for number in range(3)]
             known = {number: score for number, score in enumerate(tried) if score is not None}
             if len(known) == len(tried):

@@ -1,0 +1,148 @@
+"""Runs of the frozen studies one after the other in one process, the most needed first; the same command goes on.
+
+    python benchmarks/frozen_runs.py --out RUNS [--until 20:00]     # UTC
+    python benchmarks/frozen_runs.py --out RUNS --plan              # what is done and what is left, by stage
+
+It reads each federation once, keeps no models, and writes no reports. `frozen_scores.py RUNS` reads its runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import frozen
+from equipoise.contract.config import Config
+from equipoise.core.storage import write_text
+from equipoise.engine import runs
+from equipoise.nets import features
+from equipoise.studies.checks import is_finished
+from equipoise.studies.grid import Cell, cell_config, grid
+from equipoise.studies.runner import run_grid
+from equipoise.studies.study_file import StudyConfig
+
+#: what it needs, so that `make test` has no quick form of it to try
+NEEDS = "prepared images and features of the four federations"
+CORE, COMPONENTS, LOSSES, EVERY = frozen.TABLES
+#: in their order: table, seeds, studies; seed 0 of all methods tunes them
+STAGES = (
+    (CORE, (1, 2, 3, 4, 5), tuple(frozen.FEDERATIONS)),
+    (COMPONENTS, (1, 2, 3), tuple(frozen.FEDERATIONS)),
+    (LOSSES, (1, 2, 3), tuple(frozen.FEDERATIONS)),
+    *((EVERY, (0, 1, 2, 3), (study,)) for study in ("dermoscopy", "pbc", "ham10000", "isic")),
+    (COMPONENTS, (4, 5), tuple(frozen.FEDERATIONS)),
+    (LOSSES, (4, 5), tuple(frozen.FEDERATIONS)),
+)
+#: where the settings lie that this program chose itself, in the folder of runs
+TUNED = "tuned.json"
+
+
+def kept(function: Callable[..., Any], key: Callable[..., str]) -> Callable[..., Any]:
+    """The function, which remembers its last few results."""
+    results: dict[str, tuple[Any, Any]] = {}
+
+    @wraps(function)
+    def remembering(*given: Any, **named: Any) -> Any:
+        name = key(*given, **named)
+        if name not in results:
+            results[name] = (function(*given, **named), given)  # what is given stays, and so does its identity
+        if len(results) > 12:
+            results.pop(next(iter(results)))
+        return results[name][0]
+
+    return remembering
+
+
+def read_once() -> None:
+    """Let runs on the same images share them."""
+    runs.load_federation = kept(runs.load_federation, lambda data, seed, *_: f"{data.model_dump_json()} {seed}")
+    features.with_features = kept(
+        features.with_features,
+        lambda federation, net, augment, *_: f"{id(federation)} {net.model_dump_json()} {augment.model_dump_json()}",
+    )
+
+
+def settings_for(study: str, out: Path) -> dict[str, Any]:
+    """The chosen settings by row: published ones, then those chosen from this folder's own tuning."""
+    found = {}
+    for path in (frozen.CHOSEN, out / TUNED):
+        if path.exists():
+            known = json.loads(path.read_text(encoding="utf-8")).get(study, {})
+            found |= {name: own["settings"] for name, own in known.items() if name not in found}
+    return found
+
+
+def study_of(study: str, out: Path, tuning: bool = False) -> StudyConfig:
+    """A study as its file would have it, with the settings known by now."""
+    if tuning:
+        table = frozen.tuning(study)
+    else:
+        table = {**frozen.head_of(study, f"frozen-{study}"), "row": frozen.rows_of(study, settings_for(study, out))}
+    return StudyConfig.model_validate(frozen.nested(table))
+
+
+def cells_of(table: str, seed: int, study: str, out: Path) -> Iterator[tuple[Cell, Config]]:
+    """The runs of a study's table with one seed, each on every data set."""
+    tuning = seed == 0
+    config = study_of(study, out, tuning)
+    if tuning:
+        names = [row.name for row in config.rows if row.name.rpartition(",")[0] in frozen.beyond()]
+    else:
+        names = [row.name for row in config.rows if table in row.tables]
+        if table == EVERY:  # a method waits until it is tuned
+            names = [name for name in names if name in settings_for(study, out)]
+    for cell in grid(config, out / config.name, names, [seed]):
+        yield cell, cell_config(config, cell)
+
+
+class Told:
+    """Prints each run that ends, with the CPU seconds that it took."""
+
+    def started(self, cell: Cell, config: Config) -> Told:
+        self.began = time.process_time()
+        return self
+
+    def ended(self, cell: Cell, how: str) -> None:
+        shutil.rmtree(cell.folder / "models", ignore_errors=True)
+        print(f"{datetime.now(UTC):%H:%M} {cell.label}: {how}, {time.process_time() - self.began:.1f} s", flush=True)
+
+    def event(self, event: str, **fields: Any) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", help="a time of today, in UTC, after which no run begins")
+    parser.add_argument("--plan", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    read_once()
+    for table, seeds, studies in STAGES:
+        for seed in seeds:
+            for study in studies:
+                cells = [*cells_of(table, seed, study, asked.out)]
+                left = [pair for pair in cells if not is_finished(pair[0].folder)]
+                if asked.plan:
+                    print(f"{table}, seed {seed}, {study}: {len(cells) - len(left)} of {len(cells)}")
+                    continue
+                for pair in left:
+                    if asked.until and f"{datetime.now(UTC):%H:%M}" >= asked.until:
+                        return
+                    for label, problem in run_grid([pair], Told()).failed.items():
+                        print(f"{label}: {problem}", flush=True)
+                if table == EVERY and seed == 0:
+                    write_text(asked.out / TUNED, json.dumps(frozen.choose(asked.out), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
