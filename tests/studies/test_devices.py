@@ -1,18 +1,21 @@
 """Studies on several devices and clusters: equal bits, work by cost, lost processes."""
 
+import gc
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from equipoise.cli.app import main
 from equipoise.core.errors import UserError
-from equipoise.studies.devices import _sendable, dearest_first, devices_of, expected_cost
+from equipoise.studies.devices import _sendable, dearest_first, devices_of, expected_cost, run_on_devices
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.study_file import load_study
 from harness import TINY, all_state, assert_same_bits
@@ -96,6 +99,34 @@ def test_an_error_that_no_other_process_can_read_comes_as_text():
     assert str(sent) == "Worded: no room, code 7"
     ours = UserError("too large")
     assert _sendable(ours) is ours
+
+
+def die_in_a_message(run):
+    """Begin a message of a hundred bytes, write four of them, and be killed; other rows train."""
+    if run.config.method == "prr":
+        (line,) = (each for each in gc.get_objects() if isinstance(each, Connection) and each.writable)
+        os.write(line.fileno(), struct.pack("!i", 100) + b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Silent:
+    def started(self, cell, config):
+        return self
+
+    def ended(self, cell, how):
+        pass
+
+    def event(self, event, **fields):
+        pass
+
+
+def test_a_process_that_dies_in_the_middle_of_a_message_costs_its_run_alone(tmp_path, study_file):
+    study = load_study(str(study_file))
+    cells = [cell for cell in grid(study, tmp_path) if cell.seed == 1]
+    planned = [(cell, cell_config(study, cell)) for cell in cells]
+    outcome = run_on_devices(planned, Silent(), ["cpu", "cpu"], check=die_in_a_message)
+    assert outcome.finished == ["FedAvg-seed1"] and [*outcome.failed] == ["PRR-seed1"]
+    assert "ended from outside" in str(outcome.failed["PRR-seed1"])
 
 
 @pytest.mark.slow

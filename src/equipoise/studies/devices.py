@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import queue
 import re
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ from equipoise.studies.grid import Cell
 from equipoise.studies.runner import Display, Tally, run_grid
 
 Planned = Sequence[tuple[Cell, Config]]
-#: seconds between two looks whether a process is still there
-PATIENCE = 1.0
 #: where a cluster's jobs keep their logs, in the study's folder
 JOBS = ".jobs"
 CLUSTERS = ("slurm", "local")
@@ -68,49 +67,41 @@ def expected_cost(config: Config) -> float:
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What a process tells of a run: an event of the run, or how it ended."""
-
-    process: int
-    run: int
-    event: str
-    fields: Mapping[str, Any]
-
-
 class _Teller:
-    """In a process: passes on what becomes of its runs."""
+    """In a process: tells through its own pipe what becomes of its runs."""
 
-    def __init__(self, process: int, run: int, told: Any):
-        self.process, self.run, self.told = process, run, told
+    def __init__(self, line: Connection):
+        self.line = line
 
     def started(self, cell: Cell, config: Config) -> Observer:
-        self.told.put(_Told(self.process, self.run, "begun", {}))
+        self.line.send(("begun", None))
         return self
 
     def ended(self, cell: Cell, how: str) -> None:
-        self.told.put(_Told(self.process, self.run, "ended", {"how": how}))
+        self.line.send(("ended", how))
 
     def event(self, event: str, **fields: Any) -> None:
-        self.told.put(_Told(self.process, self.run, "event", {"event": event, **fields}))
+        self.line.send(("event", {"event": event, **fields}))
 
 
-def _work(
-    process: int, device: str, planned: Planned, waiting: Any, told: Any, keep: bool, check: Callable[[Run], None]
-) -> None:
-    """A process: runs what waits, one after the other, on its device."""
+def _work(line: Connection, device: str, planned: Planned, keep: bool, check: Callable[[Run], None]) -> None:
+    """A process: asks for runs by their numbers, and runs one after the other on its device."""
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    while (number := waiting.get()) is not None:
+    outcome = Tally()
+    while True:
+        line.send(("free", outcome))
+        number = line.recv()
+        if number is None:
+            return
         cell, config = planned[number]
         compute = config.compute.model_copy(update={"device": device})
-        config = config.model_copy(update={"compute": compute})
         try:
-            outcome = run_grid([(cell, config)], _Teller(process, number, told), keep=keep, check=check)
+            settled = config.model_copy(update={"compute": compute})
+            outcome = run_grid([(cell, settled)], _Teller(line), keep=keep, check=check)
         except Exception as problem:  # refused before anything began
             outcome = Tally(failed={cell.label: problem})
         outcome.failed = {label: _sendable(problem) for label, problem in outcome.failed.items()}
-        told.put(_Told(process, number, "done", {"tally": outcome}))
 
 
 def _sendable(problem: Exception) -> Exception:
@@ -129,7 +120,10 @@ def run_on_devices(
     keep: bool = False,
     check: Callable[[Run], None] = unchecked,
 ) -> Tally:
-    """Run the unfinished of the runs, each on the next device that is free; gives what came of them."""
+    """Run the unfinished of the runs, each on the next device that is free; gives what came of them.
+
+    Each process has its own pipe. One that dies, be it in the middle of a message, closes its pipe and harms no other.
+    """
     if "cpu" in devices and any(config.compute.workers > 1 for _, config in planned):
         raise UserError(
             "--devices gives each run on a CPU one process, and compute.workers asks for more: leave compute.workers "
@@ -137,29 +131,29 @@ def run_on_devices(
         )
     planned = dearest_first(planned)
     context = multiprocessing.get_context("spawn")
-    waiting, told = context.Queue(), context.Queue()
-    for number in [*range(len(planned)), *[None] * len(devices)]:
-        waiting.put(number)
-    processes = [
-        context.Process(target=_work, args=(place, device, planned, waiting, told, keep, check), daemon=True)
-        for place, device in enumerate(devices)
-    ]
-    for process in processes:
-        process.start()
-    whole, watchers, at = Tally(), dict[int, Observer](), dict[int, int]()
+    waiting, whole, processes = deque(range(len(planned))), Tally(), []
+    lines, at, watchers = list[Any](), dict[Any, int](), dict[Any, Observer]()
+    for device in devices:
+        line, its_end = context.Pipe()
+        lines.append(line)
+        processes.append(context.Process(target=_work, args=(its_end, device, planned, keep, check), daemon=True))
+        processes[-1].start()
+        its_end.close()  # so that the pipe ends with the process
     try:
-        for message in _messages(processes, told):
-            cell, config = planned[message.run]
-            if message.event == "begun":
-                at[message.process] = message.run
-                watchers[message.run] = display.started(cell, config)
-            elif message.event == "event":
-                watchers[message.run].event(**message.fields)
-            elif message.event == "ended":
-                display.ended(cell, message.fields["how"])
+        for line, kind, told in _messages(lines):
+            if kind == "free":
+                _add(whole, told)
+                at.pop(line, None)
+                if waiting:
+                    at[line] = waiting.popleft()
+                with suppress(OSError):  # it has died meanwhile
+                    line.send(at.get(line))
+            elif kind == "begun":
+                watchers[line] = display.started(*planned[at[line]])
+            elif kind == "event":
+                watchers[line].event(**told)
             else:
-                at.pop(message.process, None)
-                _add(whole, message.fields["tally"])
+                display.ended(planned[at[line]][0], told)
     finally:
         for process in processes:
             process.terminate()
@@ -174,15 +168,17 @@ def run_on_devices(
     return whole
 
 
-def _messages(processes: Sequence[Any], told: Any) -> Iterator[_Told]:
-    """All that processes tell, until the last one has ended."""
-    while True:
-        alive = any(process.is_alive() for process in processes)
-        try:
-            yield told.get(timeout=PATIENCE)
-        except queue.Empty:
-            if not alive:
-                return
+def _messages(lines: list[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """All that processes tell, each with its pipe, until the last one has ended."""
+    while lines:
+        ready: list[Any] = wait(lines)
+        for line in ready:
+            try:
+                kind, told = line.recv()
+            except (EOFError, OSError):  # OSError: in the middle of a message
+                lines.remove(line)
+            else:
+                yield line, kind, told
 
 
 def _add(whole: Tally, more: Tally) -> None:
