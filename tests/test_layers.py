@@ -83,7 +83,7 @@ def test_a_file_of_reports_and_studies_has_a_name_of_its_own():
 @pytest.mark.parametrize(
     ("name", "homes"),
     [
-        ("given", ["cli.given", "cli.running", "cli.data", "cli.hospitals"]),
+        ("given", ["cli.options", "cli.running", "cli.data", "cli.hospitals"]),
         ("missing_training", ["data.soundness", "hospitals.descriptions"]),
         ("byte_unit", ["report.wording", "report.run_figures", "studies.study_figures"]),
     ],

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from equipoise.cli import hospitals as deploy_cli
-from equipoise.cli.given import given
+from equipoise.cli.options import given
 from equipoise.core.errors import UserError
 
 

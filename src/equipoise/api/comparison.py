@@ -15,8 +15,9 @@ from rich.console import Console
 from equipoise.api.grid_progress import GridProgress
 from equipoise.api.objects import component_settings, name_of, with_names
 from equipoise.api.result import Result
-from equipoise.api.training import data_of, is_watched, named_settings, nested
+from equipoise.api.training import data_of, is_watched, named_settings, nested, refuse_no_data
 from equipoise.bootstrap import CONFIDENCE
+from equipoise.contract.component import Component
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
@@ -26,12 +27,11 @@ from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.engine.runs import refuse_idle_parts
 from equipoise.evidence.paired import SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
-from equipoise.studies.checks import is_finished
+from equipoise.studies.checks import is_finished, refuse_idle_rows
 from equipoise.studies.devices import devices_of, run_on_devices
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.results import collect
@@ -55,6 +55,7 @@ def compare(
     federation: Federation | str | None,
     methods: Methods,
     *,
+    components: Sequence[str | type[Component] | Component] = (),
     seeds: int | Sequence[int] = 3,
     rounds: int | None = None,
     epochs: int | None = None,
@@ -73,7 +74,8 @@ def compare(
 ) -> Comparison:
     """Train several methods on the same data with several seeds, and compare their scores.
 
-    Finished runs are kept: the same call goes on where it was stopped, and trains the others.
+    A method may have components on it: `["fedavg", "fedavg+margins"]`. Finished runs are kept: the same call goes on
+    where it was stopped, and trains the others.
 
     >>> from equipoise import compare, load_federation
     >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
@@ -83,8 +85,9 @@ def compare(
 
     Args:
         federation: as for `train`; None for the data of the preset or of the settings
-        methods: names of methods; or by the name of a row, a method or its settings:
-            `{"PRR": "prr", "PRR without PFA": {"method": "prr", "prr.pfa": "off"}}`
+        methods: names of methods, `"fedavg+margins"` with components; or by the name of a row, a method or its
+            settings: `{"PRR": "prr", "PRR without PFA": {"method": "prr", "prr.pfa": "off"}}`
+        components: each method gets a second row, with these components on it; as for `train`
         seeds: how many seeds, counted from 1, or the seeds themselves
         out: the folder of the comparison; by default in `studies/`
         settings: any other key of a config, for all runs
@@ -100,7 +103,9 @@ def compare(
     given = named_settings(
         settings, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device, workers=workers
     )
+    refuse_no_data(federation, given, preset)
     rows = [_row(name, row) for name, row in _by_name(methods).items()]
+    rows += [_with_components(row, components) for row in rows if components]
     folder = Path(out) if out is not None else STUDIES / "-".join(str(row["name"]) for row in rows)
     raw: dict[str, Any] = {
         "name": folder.name,
@@ -110,8 +115,8 @@ def compare(
     } | ({} if preset is None else {"preset": str(preset)})
     study = validated(StudyConfig, raw, "comparison")
     planned = [(cell, cell_config(study, cell)) for cell in grid(study, folder)]
-    for _, config in planned if not anyway else ():
-        refuse_idle_parts(config)
+    if not anyway:
+        refuse_idle_rows(planned)
     text = tomli_w.dumps(study.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True))
     known = folder / STUDY
     if known.exists() and known.read_text(encoding="utf-8") != text and any(folder.glob("runs/*/events.jsonl")):
@@ -244,7 +249,8 @@ def _by_name(methods: Methods) -> Mapping[str, Row]:
         raise UserError(f'methods = {methods!r} is one name; give a list, such as ["local", "fedavg"]')
     if isinstance(methods, Mapping):
         return methods
-    return {short_name(name): name for name in (name_of("method", m) for m in methods)}
+    names = [name_of("method", method) for method in methods]
+    return {"+".join(short_name(part.strip()) for part in name.split("+")): name for name in names}
 
 
 def _row(name: str, row: Row) -> dict[str, Any]:
@@ -257,10 +263,28 @@ def _row(name: str, row: Row) -> dict[str, Any]:
     return {"name": name, "method": method} | ({"settings": nested(settings)} if settings else {})
 
 
+def _with_components(row: Mapping[str, Any], components: Sequence[str | type[Component] | Component]) -> dict[str, Any]:
+    """The row of a method once more, with components on it."""
+    more = component_settings(components)
+    own = dotted(row.get("settings", {}))
+    named = [*own.get("components", ()), *more["components"]]
+    return {
+        "name": "+".join([str(row["name"]), *map(short_name, more["components"])]),
+        "method": row["method"],
+        "settings": nested(own | more | {"components": named}),
+    }
+
+
 def _check_same_settings(before: StudyConfig, now: StudyConfig, folder: Path) -> None:
     """Refuse a folder whose runs had other settings; more methods or seeds are welcome."""
-    if (before.settings, before.preset) != (now.settings, now.preset):
+    if (_settings(before), before.preset) != (_settings(now), now.preset):
         raise UserError(f"{folder} holds a comparison with other settings or data; choose another out")
+
+
+def _settings(study: StudyConfig) -> dict[str, Any]:
+    """A comparison's settings, with the data that those of earlier versions left out."""
+    usual = {} if study.preset else {"data.name": "phantom"}
+    return usual | dotted(study.settings)
 
 
 def _margin(n: int, sd: float) -> float:

@@ -82,8 +82,8 @@ def train(
     True
 
     Args:
-        federation: from `load_federation` or `Federation.from_...`, the name of a source, or None for the data of the
-            preset
+        federation: from `load_federation` or `Federation.from_...`, the name of a source such as `phantom`, or None
+            for the data that the preset or the settings name
         method: a name that `equipoise methods` lists, `file.py`, `package.module:NAME`, or a `Method`
         components: ideas to put on the method: names, `file.py`, `package.module:NAME`, classes or instances
         net: the name of a net, a `torch.nn.Module`, or a function `make(num_classes, channels)` that gives one
@@ -113,6 +113,7 @@ def train(
         device=device,
         workers=workers,
     )
+    refuse_no_data(federation, given, preset)
     source = None if preset is None else str(preset)
     where = "settings" if source is None else f"{source} with settings"
     config = make_config(source, where=where, **nested(given | data_of(federation, given)))
@@ -171,6 +172,20 @@ def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict
     if twice:
         raise UserError(f"{twice[0]} is given as an argument and in settings; leave one out")
     return given | more
+
+
+def refuse_no_data(federation: Any, settings: Mapping[str, Any], preset: str | Path | None) -> None:
+    """Refuse to train on built-in images in place of data that the program forgot to give."""
+    if federation is None and preset is None and "data.name" not in settings:
+        raise UserError(
+            "federation is None, and no preset and no data.name tells the images; give a federation, or the name of a "
+            "source such as 'phantom', the built-in images"
+        )
+    if not isinstance(federation, Federation | str | None):
+        raise UserError(
+            f"federation = {type(federation).__name__} is no federation; make one with load_federation or "
+            "Federation.from_arrays, or name a source"
+        )
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

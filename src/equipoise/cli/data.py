@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from equipoise.cli.given import given, pairs
 from equipoise.cli.listing import sources
+from equipoise.cli.options import Columns, DataSettings, Layout, Root, data_table, given
 from equipoise.cli.screen import ExampleGroup, console
 
 data_app = typer.Typer(
@@ -18,12 +18,6 @@ data_app = typer.Typer(
     "federation.",
     no_args_is_help=True,
 )
-
-Layout = Annotated[str | None, typer.Option(help="levels of folder:DIR, such as site/class or split/class")]
-Columns = Annotated[
-    list[str] | None, typer.Option("--column", help="title of a manifest's column, such as label=dx; repeatable")
-]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")]
 
 
 data_app.command("list")(sources)
@@ -38,7 +32,7 @@ def data_prepare(
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable")] = False,
     layout: Layout = None,
     column: Columns = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
 ) -> None:
     """Example: equipoise data prepare pbc --from downloads
 
@@ -59,13 +53,13 @@ def data_prepare(
 @data_app.command("inspect")
 def data_inspect(
     name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")] = "phantom",
-    root: Annotated[Path | None, typer.Option(help="folder of the raw files")] = None,
+    root: Root = None,
     size: Annotated[int | None, typer.Option(min=8)] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 1,
     chart: Annotated[Path | None, typer.Option(help="draw the site x class bubble chart here (PNG, SVG, PDF)")] = None,
     layout: Layout = None,
     column: Columns = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
 ) -> None:
     """Example: equipoise data inspect folder:images --chart sites.png
 
@@ -78,7 +72,9 @@ def data_inspect(
     for what, text in terms(name).items():
         console.print(f"{what}: {escape(text)}", highlight=False, soft_wrap=True)
     federation = load_federation(_data_config(name, root, size, settings, layout=layout, column=column), seed)
-    _print_reading(next(iter(federation.places()[0].splits.values())).store)
+    store = next(iter(federation.places()[0].splits.values())).store
+    if not any(store.index.facts.get("read_as", "") in warning for warning in federation.warnings):
+        _print_reading(store)
     console.print(table(federation))
     for warning in federation.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
@@ -92,7 +88,7 @@ def data_features(
     name: Annotated[str, typer.Argument(help="a source, folder:DIR or manifest:FILE")],
     encoder: Annotated[str, typer.Option(help="frozen encoder; see `equipoise settings net`")],
     views: Annotated[int, typer.Option(min=0, help="augmented views of each image besides")] = 0,
-    root: Annotated[Path | None, typer.Option(help="folder of the raw files")] = None,
+    root: Root = None,
     size: Annotated[int | None, typer.Option(min=8, help="pixels per side of the stored images")] = None,
     freeze_up_to: Annotated[str | None, typer.Option(help="cut the encoder after this layer, and store maps")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
@@ -112,9 +108,7 @@ def data_features(
     config = make_config(
         None,
         settings or [],
-        data=given(
-            name=name, root=str(root) if root else None, size=size, layout=layout, columns=pairs("--column", column)
-        ),
+        data=data_table(name, root, layout, column, size=size),
         net=given(encoder=encoder, views=views or None, freeze_up_to=freeze_up_to),
         compute=given(device=device),
     )
@@ -154,5 +148,5 @@ def _data_config(
 ) -> Any:
     from equipoise.engine.runs import make_config
 
-    data = given(name=name, root=str(root) if root else None, size=size, columns=pairs("--column", column), **more)
+    data = data_table(name, root, column=column, size=size, **more)
     return make_config(None, [s if s.startswith("data.") else f"data.{s}" for s in settings or []], data=data).data

@@ -14,12 +14,30 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equipoise.cli.given import given
+from equipoise.cli.options import (
+    Anyway,
+    BatchSize,
+    Columns,
+    Components,
+    Data,
+    Epochs,
+    File,
+    Layout,
+    Method,
+    Net,
+    Rate,
+    Root,
+    Rounds,
+    Seed,
+    Settings,
+    data_table,
+    given,
+    run_tables,
+)
 from equipoise.cli.screen import console
+from equipoise.cli.screen import say as _say
 from equipoise.core.errors import UserError, install
 
-Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
-Source = Annotated[str | None, typer.Argument(metavar="[PRESET|FILE]", help="a preset or a TOML file")]
 KeepUpdates = Annotated[
     bool, typer.Option("--keep-updates", help="keep every site's replies in the run's folder, under journal/")
 ]
@@ -47,17 +65,14 @@ def _tell_stop(text: str) -> None:
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _say(text: str) -> None:
-    """Print a line as it stands: names and paths may hold what rich takes for markup."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _config(source: str | None, settings: list[str] | None, **top: Any) -> Any:
-    from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
+def _config(source: str | None, settings: list[str] | None, anyway: bool, **top: Any) -> Any:
+    from equipoise.engine.runs import make_config, refuse_idle_options, refuse_idle_parts, refuse_twice
 
     refuse_twice(settings or [], top)
     config = make_config(source, settings or [], **top)
     refuse_idle_options(settings or [], config.method, config.components)
+    if not anyway:
+        refuse_idle_parts(config)
     return config
 
 
@@ -70,13 +85,19 @@ def _named(config: Any) -> Any:
 
 def server(
     file: Annotated[Path, typer.Argument(metavar="SERVER.toml", help="addresses, sites and keys")],
-    source: Source = None,
-    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    source: File = None,
+    method: Method = None,
+    with_: Components = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    net: Net = None,
+    seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/<name>")] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    anyway: Anyway = False,
     keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
@@ -91,7 +112,8 @@ def server(
     from equipoise.hospitals.stops import stops_told
 
     known = ServerFile.read(file)
-    config = _named(_config(source, settings, method=method, seed=seed, train=given(rounds=rounds)))
+    tables = run_tables(method, with_, seed, rounds, epochs, batch_size, lr, net=given(name=net))
+    config = _named(_config(source, settings, anyway or resume, **tables))
     check_config(config, known)
     folder = out or Path("runs") / config.run_name
     refuse_foreign(folder)
@@ -217,14 +239,24 @@ def renew(
 
 
 def pilot(
-    source: Source = None,
+    source: File = None,
     sites: Annotated[int | None, typer.Option(min=1, help="how many, for the phantom and drawn partitions")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1)] = None,
-    method: Annotated[str | None, typer.Option(help="see `equipoise methods`")] = None,
-    data: Annotated[str | None, typer.Option(help="a source, folder:DIR or manifest:FILE")] = None,
+    method: Method = None,
+    with_: Components = None,
+    data: Data = None,
+    root: Root = None,
+    layout: Layout = None,
+    column: Columns = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    net: Net = None,
+    seed: Seed = None,
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("pilot"),
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last complete round")] = False,
+    anyway: Anyway = False,
     keep_updates: KeepUpdates = False,
     insecure: Insecure = False,
 ) -> None:
@@ -243,11 +275,12 @@ def pilot(
     known_files = (out / "pilot").exists()
     if known_files and not resume:
         raise UserError(f"{out} already holds a pilot; use --resume to go on, or another --out")
-    asked: dict[str, Any] = {"method": method, "train": given(rounds=rounds)}
-    config = _config(source, settings, data=given(name=data), **asked)
+    tables = run_tables(method, with_, seed, rounds, epochs, batch_size, lr, net=given(name=net))
+    places = data_table(data, root, layout, column)
+    config = _config(source, settings, anyway or resume, data=places, **tables)
     if sites is not None:
         number = {"phantom": {"sites": sites}} if config.data.name == "phantom" else {"sites": sites}
-        config = _config(source, settings, data=given(name=data, **number), **asked)
+        config = _config(source, settings, True, data=(places or {}) | number, **tables)
     server_file, files = files_of(out / "pilot") if known_files else lay_out(out / "pilot", config)
     known = ServerFile.read(server_file)
     with (

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from equipoise.cli.given import given
+from equipoise.cli.options import Columns, DataSettings, Layout, Root, data_table, given, listed
 from equipoise.cli.screen import console, plain_table, say
 from equipoise.core.errors import UserError
 
@@ -68,16 +68,16 @@ def predict(
 def evaluate(
     run_folder: RunFolder,
     data: Annotated[str | None, typer.Option(help="other labelled images: folder:DIR, manifest:FILE, a source")] = None,
-    root: Annotated[Path | None, typer.Option(help="folder of the source's raw files")] = None,
+    root: Root = None,
+    layout: Layout = None,
+    column: Columns = None,
     site: Site = None,
     split: Annotated[str | None, typer.Option(help="only train, valid or test images")] = None,
     by: Annotated[
         str | None, typer.Option(metavar="COLUMN,...", help="a row for each sub-group of images: sex,age")
     ] = None,
     interval: Annotated[bool, typer.Option("--interval", help="95 % intervals, drawn over groups of images")] = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="any value of the table data, key=value; repeatable")
-    ] = None,
+    settings: DataSettings = None,
     as_csv: AsCsv = False,
 ) -> None:
     """Example: equipoise evaluate runs/mine --data folder:other-hospital
@@ -89,15 +89,18 @@ def evaluate(
     from equipoise.api import load_result
 
     result = load_result(run_folder)
-    federation = None if data is None else _federation_for(result, data, root, settings or [])
-    columns = [title.strip() for title in by.split(",")] if by else []
-    table = result.evaluate(federation, site, split, columns, interval)
+    table = data_table(data, root, layout, column)
+    if data is None and (table or settings):
+        raise UserError("--root, --layout, --column and --set say how --data is read; name the images with --data")
+    federation = None if data is None else _federation_for(result, table, settings)
+    columns = listed(by) or []
+    found = result.evaluate(federation, site, split, columns, interval)
     if as_csv:
-        typer.echo(table.to_csv(index=False), nl=False)
+        typer.echo(found.to_csv(index=False), nl=False)
         return
     shown = [metric for metric in result.task.metrics if metric.in_tables]
     kinds = ("view", "split")
-    same = [name for name in kinds if table[name].nunique() == 1]  # the title tells these
+    same = [name for name in kinds if found[name].nunique() == 1]  # the title tells these
     told = [name for name in kinds if name not in same]
     rows = [
         (
@@ -105,11 +108,11 @@ def evaluate(
             *(row[name] for name in (*told, *columns, "n")),
             *(_number(row, metric) for metric in shown),
         )
-        for row in table.astype({"n": int}).to_dict("records")
+        for row in found.astype({"n": int}).to_dict("records")
     ]
     headings = (metric.heading for metric in shown)
     words = {"view": "model", "split": "images"}
-    whose = "".join(f"{table[name].iloc[0]} {words[name]}, " for name in same)
+    whose = "".join(f"{found[name].iloc[0]} {words[name]}, " for name in same)
     title = f"{whose}scores in %" + (", with 95 % intervals over groups of images" if interval else "")
     names = ("model" if name == "view" else name for name in told)
     console.print(plain_table(("site", *names, *columns, "n", *headings), rows, title))
@@ -124,7 +127,7 @@ def _number(row: dict[str, Any], metric: Any) -> str:
     return f"{value:.1f}" if low != low else f"{value:.1f}\n{low:.0f}-{high:.0f}"
 
 
-def _federation_for(result: Any, data: str, root: Path | None, settings: list[str]) -> Federation:
+def _federation_for(result: Any, data: dict[str, Any] | None, settings: list[str] | None) -> Federation:
     """Labelled images as the run's models take them: of the run's size, made square as the run's were."""
     from equipoise.data import load_federation
     from equipoise.engine.events import first_event
@@ -133,8 +136,8 @@ def _federation_for(result: Any, data: str, root: Path | None, settings: list[st
     own = result.config.data
     size = first_event(result.path / "events.jsonl")["image_size"]
     alike = given(crop=own.crop, colour_constancy=own.colour_constancy, store=str(own.store) if own.store else None)
-    table = given(name=data, root=str(root) if root else None, size=size, **alike or {})
-    keys = [text if text.startswith("data.") else f"data.{text}" for text in settings]
+    keys = [text if text.startswith("data.") else f"data.{text}" for text in settings or ()]
+    table = {"size": size} | (alike or {}) | (data or {})
     return load_federation(make_config(None, keys, data=table).data, result.config.seed)
 
 

@@ -11,8 +11,32 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from equipoise.cli import completion
-from equipoise.cli.data import Columns, Layout
-from equipoise.cli.given import given, pairs
+from equipoise.cli.options import (
+    Anyway,
+    BatchSize,
+    Columns,
+    Components,
+    Cut,
+    Data,
+    Device,
+    Encoder,
+    Epochs,
+    Layout,
+    Method,
+    Net,
+    Rate,
+    Root,
+    Rounds,
+    Seed,
+    Settings,
+    Track,
+    Views,
+    Workers,
+    data_table,
+    given,
+    listed,
+    run_tables,
+)
 from equipoise.cli.screen import ROOMY, console, plain_table, say
 from equipoise.core.errors import UserError
 
@@ -20,38 +44,6 @@ from equipoise.core.errors import UserError
 SPREAD = ("mean", "sd", "low", "high")
 #: marks a folder whose runs the demo may replace
 DEMO = ".demo"
-
-Settings = Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")]
-Method = Annotated[
-    str | None, typer.Option(help="see `equipoise methods`; or my_method.py", autocompletion=completion.methods)
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="a source, folder:DIR, manifest:FILE or my_source.py", autocompletion=completion.sources),
-]
-Root = Annotated[Path | None, typer.Option(help="folder of the source's raw files")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="rounds of communication")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="passes over a site's images in a round")]
-BatchSize = Annotated[int | None, typer.Option(min=2, help="images of a local step")]
-Rate = Annotated[float | None, typer.Option("--lr", help="learning rate of the first round")]
-Encoder = Annotated[str | None, typer.Option(help="frozen encoder of the net adapter, such as efficientnet-lite0")]
-Views = Annotated[int | None, typer.Option(min=0, help="with --encoder: augmented views of each image")]
-Cut = Annotated[str | None, typer.Option(help="with --encoder: its last frozen layer, such as blocks.12")]
-Net = Annotated[str | None, typer.Option(help="see `equipoise nets`; or my_net.py", autocompletion=completion.nets)]
-Components = Annotated[
-    str | None,
-    typer.Option(
-        "--with",
-        metavar="NAME,...",
-        help="ideas to put on the method; see `equipoise components`",
-        autocompletion=completion.components,
-    ),
-]
-Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
-Workers = Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")]
-Anyway = Annotated[bool, typer.Option("--anyway", help="run also where the method's distinctive part has no effect")]
-Track = Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")]
 
 
 def run(
@@ -96,21 +88,12 @@ def run(
     from equipoise.api.training import run_config
     from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
 
-    options: dict[str, Any] = {
-        "method": method,
-        "seed": seed,
-        "components": [name.strip() for name in with_.split(",")] if with_ else None,
-        "data": given(
-            name=data,
-            root=str(root) if root else None,
-            layout=layout,
-            columns=pairs("--column", column),
-            skip_unreadable=skip_unreadable or None,
-        ),
-        "net": given(name=net, encoder=encoder, views=views, freeze_up_to=freeze_up_to),
-        "train": given(rounds=rounds, epochs=epochs, batch_size=batch_size, optimiser=given(lr=lr)),
-        "compute": given(device=device, workers=workers),
-    }
+    options = run_tables(
+        method, with_, seed, rounds, epochs, batch_size, lr,
+        data=data_table(data, root, layout, column, skip_unreadable=skip_unreadable or None),
+        net=given(name=net, encoder=encoder, views=views, freeze_up_to=freeze_up_to),
+        compute=given(device=device, workers=workers),
+    )  # fmt: skip
     refuse_twice(settings or [], options)
     source, out, resume = _run_folder(source, out, resume)
     config = make_config(source, settings or [], **options)
@@ -156,13 +139,30 @@ def _show(result: Any) -> None:
 
 def compare(
     names: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="METHOD...|RUN...", help="methods to train, or finished runs", autocompletion=completion.methods
+            metavar="METHOD...|RUN...",
+            help="methods to train, also fedavg+margins; or finished runs",
+            autocompletion=completion.methods,
         ),
-    ],
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="a further method; repeatable", autocompletion=completion.methods),
+    ] = None,
+    with_: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="NAME,...",
+            help="train each method also with these components",
+            autocompletion=completion.components,
+        ),
+    ] = None,
     data: Data = None,
     root: Root = None,
+    layout: Layout = None,
+    column: Columns = None,
     preset: Annotated[
         str | None,
         typer.Option(help="a preset or TOML file that all runs start from", autocompletion=completion.presets),
@@ -173,6 +173,7 @@ def compare(
     batch_size: BatchSize = None,
     lr: Rate = None,
     net: Net = None,
+    encoder: Encoder = None,
     out: Annotated[Path | None, typer.Option(help="the comparison's folder; default studies/<methods>")] = None,
     device: Device = None,
     workers: Workers = None,
@@ -185,17 +186,24 @@ def compare(
 
     With the folders of finished runs, write the report that compares these.
     """
-    if all((Path(name) / "events.jsonl").is_file() for name in names):
-        report([Path(name) for name in names], out)
+    methods = [*(names or ()), *(method or ())]
+    if not methods:
+        raise UserError("nothing to compare; name methods or runs: equipoise compare local fedavg")
+    if all((Path(name) / "events.jsonl").is_file() for name in methods):
+        report([Path(name) for name in methods], out)
         return
     from equipoise.api import compare as compare_methods
     from equipoise.contract.config import override
     from equipoise.core.table import dotted
+    from equipoise.engine.runs import refuse_twice
 
-    over = {"data.name": data, "data.root": str(root) if root else None, **dotted(override({}, settings or []))}
+    tables = {"data": data_table(data, root, layout, column), "net": given(encoder=encoder)}
+    refuse_twice(settings or [], tables)
+    over = dotted({name: table for name, table in tables.items() if table}) | dotted(override({}, settings or []))
+    known = preset or over.get("data.name")
     found = compare_methods(
-        None, names, seeds=seeds, rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device,
-        workers=workers, out=out, settings={key: value for key, value in over.items() if value is not None},
+        None if known else "phantom", methods, components=listed(with_) or (), seeds=seeds, rounds=rounds,
+        epochs=epochs, batch_size=batch_size, lr=lr, net=net, device=device, workers=workers, out=out, settings=over,
         preset=preset, anyway=anyway, progress=True,
     )  # fmt: skip
     rows = [

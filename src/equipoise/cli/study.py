@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli import completion
+from equipoise.cli.options import Anyway, Device, Settings, Track
 from equipoise.cli.screen import console, plain_table
 from equipoise.core.errors import UserError
 
@@ -32,7 +33,7 @@ def study(
         ),
     ],
     out: Annotated[Path, typer.Option(help="the study gets a folder of its name in here")] = Path("studies"),
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    device: Device = None,
     together: Annotated[int, typer.Option(min=1, help="runs that share the device in this process")] = 1,
     workers: Annotated[int | None, typer.Option(min=1, help="worker processes of each run on a CPU")] = None,
     devices: Annotated[
@@ -50,11 +51,12 @@ def study(
     limit_seconds: Annotated[
         float | None, typer.Option(min=0, help="stop in time, after a saved round; call again to go on")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="any config value, key=value; repeatable")] = None,
+    settings: Settings = None,
     plan: Annotated[bool, typer.Option("--plan", help="show the rows and their seeds, run nothing")] = False,
     keep: Annotated[bool, typer.Option("--keep-checkpoints", help="also of finished runs")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="run nothing, write anew")] = False,
-    track: Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")] = None,
+    anyway: Anyway = False,
+    track: Track = None,
 ) -> None:
     """Example: equipoise study phantom-all --plan
 
@@ -65,7 +67,7 @@ def study(
         return
     from equipoise.cli.study_tables import print_plan
     from equipoise.engine.runs import refuse_twice
-    from equipoise.studies.checks import Checks, check_common_sets
+    from equipoise.studies.checks import Checks, check_common_sets, refuse_idle_rows
     from equipoise.studies.grid import grid
     from equipoise.studies.runner import Tally
     from equipoise.studies.study_file import load_study
@@ -93,6 +95,8 @@ def study(
         if not cells:
             raise UserError("no run is chosen: these rows are kept for the full grid; add --full, or --seeds")
         planned = _planned(config, cells, [*over, *(settings or [])])
+        if not (anyway or config.anyway):
+            refuse_idle_rows(planned)
         if config.scope == "common":
             check_common_sets(config, planned)
         check = Checks(config, folder)

@@ -12,6 +12,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.data import load_federation
 from equipoise.engine.events import first_event, last_kind
 from equipoise.engine.loop import Run
+from equipoise.engine.runs import refuse_idle_parts
 from equipoise.report.log_lines import Start
 from equipoise.studies.grid import Cell, deviations, known_cells, no_common_set
 from equipoise.studies.same_data import DataSeen
@@ -60,6 +61,16 @@ def check_common_sets(study: StudyConfig, planned: Sequence[tuple[Cell, Config]]
     for cell, config in {(cell.data and cell.data.name): (cell, config) for cell, config in to_run}.values():
         if load_federation(config.data, cell.seed).common is None:
             raise no_common_set(study, cell.label, "test")
+
+
+def refuse_idle_rows(planned: Sequence[tuple[Cell, Config]]) -> None:
+    """Refuse rows whose method's or component's defining part cannot act; runs that have begun go on."""
+    for cell, config in planned:
+        if not (cell.folder / "events.jsonl").exists():
+            try:
+                refuse_idle_parts(config)
+            except UserError as problem:
+                raise UserError(f"{cell.row.name}: {problem}") from None
 
 
 class Checks:

@@ -120,6 +120,7 @@ class StudyConfig(Table):
     paper_label: str = Field("paper", description="what heads the columns of the paper's numbers")
     cohort_table: str = Field("", description="what the paper calls its table of an unseen cohort")
     differs: tuple[str, ...] = Field((), description="what differs from the paper, a sentence each")
+    anyway: bool = Field(False, description="also rows whose method's distinctive part has no effect")
     all_methods: bool = Field(False, strict=True, description="a row for every registered method that no row names")
     data: tuple[DataSet, ...] = ()
     rows: tuple[Row, ...] = Field((), alias="row")
