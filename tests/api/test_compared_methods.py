@@ -12,7 +12,8 @@ from scipy.stats import t, ttest_rel
 from test_from_python import PHANTOM, SMALL
 
 import equipoise as eq
-from harness import events
+from equipoise.cli.app import app
+from harness import assert_same_bits, events
 
 ROWS = {"plain": "fedavg", "near": {"method": "fedprox", "fedprox.mu": 1.0}, "local": "local"}
 
@@ -87,6 +88,35 @@ def test_a_comparison_goes_on_with_more_seeds_and_methods_but_not_with_other_set
     assert ("bn", 1) in more.results and all(path.read_bytes() == log for path, log in logs.items())
     with pytest.raises(eq.UserError, match="other settings or data; choose another out"):
         eq.compare(fed, ROWS, seeds=3, rounds=2, out=found.path, settings=SMALL)
+
+
+def test_components_make_a_further_row_of_each_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fed = eq.load_federation("phantom", phantom=PHANTOM, store=tmp_path / "data")
+    rows = ["fedavg", "fedbn+prox"]
+    found = eq.compare(fed, rows, components=["margins"], seeds=1, rounds=1, out="mine", settings=SMALL)
+    added = {name: set(result.config.components) for (name, _), result in found.results.items()}
+    assert added == {
+        "fedavg": set(), "fedavg+margins": {"margins"},
+        "fedbn+prox": {"prox"}, "fedbn+prox+margins": {"prox", "margins"}
+    }  # fmt: skip
+    sets = [f"--set={key}={value}" for key, value in SMALL.items()]
+    sets += [f"--set=data.phantom.{key}={value}" for key, value in PHANTOM.items()]
+    command = ["compare", "--method=fedavg", "--with=margins", "--seeds=1", "--rounds=1", "--out=command", *sets]
+    app([*command, f"--set=data.store='{tmp_path / 'data'}'"], standalone_mode=False)
+    for name in ("fedavg", "fedavg+margins"):
+        both = (Path(folder, "runs", f"{name}-seed1") for folder in ("mine", "command"))
+        assert_same_bits(*(eq.load_result(folder).model().state_dict() for folder in both))
+
+
+def test_no_data_is_no_phantom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for start in (lambda: eq.train(None, out="run"), lambda: eq.compare(None, ["fedavg"], out="run")):
+        with pytest.raises(eq.UserError, match=r"federation is None.*'phantom', the built-in images"):
+            start()
+    with pytest.raises(eq.UserError, match="federation = ndarray is no federation"):
+        eq.train(np.zeros(3), out="run")
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(

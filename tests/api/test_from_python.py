@@ -147,6 +147,21 @@ def test_a_table_keeps_the_columns_of_subgroups_that_it_is_asked_for():
         eq.Federation.from_frame(table, size=20, subgroups=["age"])
 
 
+def test_arrays_have_subgroups_by_which_any_federation_is_evaluated():
+    sexes = ["F", None, "M"] * 20
+    fed = eq.Federation.from_arrays(IMAGES, LABELS, SITES, subgroups={"sex": sexes, "age": torch.arange(60)})
+    assert fed.name != eq.Federation.from_arrays(IMAGES, LABELS, SITES).name
+    result = eq.train(fed, rounds=1, epochs=1, out="run")
+    assert {*result.columns()} == {"sex", "age"} and {*result.scores(by="sex")["sex"]} >= {"F", "M"}
+    other = eq.Federation.from_arrays(IMAGES[::-1].copy(), LABELS, SITES, subgroups={"sex": sexes})
+    found = result.evaluate(other, by="sex", interval=True).query("scope == 'pooled'").set_index("sex")
+    assert found["n"].to_dict() == {"F": 20, "M": 20, "unknown": 20} and "low(accuracy)" in found
+    with pytest.raises(eq.UserError, match="60 images but 2 values of subgroup 'sex'"):
+        eq.Federation.from_arrays(IMAGES, LABELS, SITES, subgroups={"sex": ["F", "M"]})
+    with pytest.raises(eq.UserError, match="sites = 'Bern': give a column with one value for each of the 60 images"):
+        eq.Federation.from_arrays(IMAGES, LABELS, "Bern")
+
+
 def test_a_federation_is_printed_on_one_short_line():
     fed = eq.Federation.from_arrays(IMAGES, LABELS, SITES)
     assert len(repr(fed)) < 200 and all(site.name in repr(fed) for site in fed.sites)

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 import equipoise as eq
+from equipoise.cli import hospitals
+from equipoise.cli.app import app
 from equipoise.components import component_names, get_component
 from equipoise.contract.method import Setting
+from equipoise.core.validation import validated
 from equipoise.engine.opening import ineffective
 from equipoise.engine.runs import make_config, refuse_idle_parts
+from equipoise.hospitals.deployment_files import ServerFile
 from equipoise.methods import get_method, method_names
+from equipoise.studies.checks import refuse_idle_rows
+from equipoise.studies.grid import cell_config, grid
+from equipoise.studies.study_file import StudyConfig, load_study, study_names
 from harness import events, tiny_config, tiny_federation
 
 
@@ -44,6 +51,46 @@ def test_a_run_whose_distinctive_part_cannot_act_stops_before_anything_is_writte
     settings = {"train.batch_size": 8, "augment.name": "flips"}
     result = eq.train(fed, "prr", epochs=1, rounds=1, out="run", settings=settings, anyway=True)
     assert result.finished and "prr.det" in " ".join(events(result.path, "start")[0]["warnings"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pilot", "--method=prr", "--epochs=1", "--out=run"],
+        ["server", "server.toml", "--method=prr", "--epochs=1", "--out=run"],
+        ["study", "mine.toml"],
+        ["compare", "prr", "--epochs=1", "--out=run"],
+        ["run", "--method=prr", "--epochs=1", "--out=run"],
+    ],
+)
+def test_every_command_that_trains_stops_where_the_distinctive_part_is_idle(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = 'name = "mine"\n[settings.train]\nepochs = 1\n[[row]]\nname = "PRR"\nmethod = "prr"\n'
+    Path("mine.toml").write_text(text)
+    monkeypatch.setattr(hospitals, "_prepare", lambda: None)
+    monkeypatch.setattr(ServerFile, "read", lambda path: None)
+    with pytest.raises(eq.UserError, match=r"prr.det = 'ERS' could not act.*train.epochs to 3 or more.*--anyway"):
+        app(words, standalone_mode=False)
+    assert not Path("run").exists() and not Path("studies").exists()
+
+
+def test_a_study_may_say_that_it_means_rows_whose_part_is_idle(tmp_path):
+    row = {"name": "PRR", "method": "prr"}
+    study = validated(StudyConfig, {"name": "mine", "settings": {"train": {"epochs": 1}}, "row": [row]}, "study")
+    planned = [(cell, cell_config(study, cell)) for cell in grid(study, tmp_path)]
+    with pytest.raises(eq.UserError, match=r"^PRR: prr.det"):
+        refuse_idle_rows(planned)
+    (planned[0][0].folder).mkdir(parents=True)
+    (planned[0][0].folder / "events.jsonl").touch()
+    refuse_idle_rows(planned)  # what has begun goes on
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_built_in_studies_run_as_they_stand(name):
+    study = load_study(name)
+    if not study.anyway:
+        first = {cell.row.name: cell for cell in grid(study, Path("none"), full=True)}
+        refuse_idle_rows([(cell, cell_config(study, cell)) for cell in first.values()])
 
 
 @pytest.mark.parametrize("preset", ["prr-dermoscopy", "prr-dermoscopy-grouped"])

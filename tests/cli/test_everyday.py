@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from rich.console import Console
 from test_cli import equipoise  # noqa: F401
 
+from equipoise.api.progress import bars
 from equipoise.cli.app import app
 from equipoise.cli.screen import EXAMPLE, console, plain_table
 from equipoise.contract.config import Config
@@ -33,6 +35,16 @@ def images(folder: str, classes: tuple[str, ...], count: int = 6) -> None:
         for number in range(count):
             pixels = random.integers(0, 255, (20, 20, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(Path(folder, name, f"{name}{number}.png"))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_cuts_the_label_of_a_bar_and_no_number(width):
+    wide = Console(width=width, file=io.StringIO())
+    progress = bars(wide, "[bold]{task.description}")
+    progress.add_task("fedavg+margins-manifest-of-all-my-images-seed1", total=200, completed=100)
+    wide.print(progress)
+    (line,) = wide.file.getvalue().splitlines()
+    assert "100/200" in line and line.rstrip().endswith("-:--:--") and line.startswith("fedavg") and len(line) <= width
 
 
 # ---- going on ------------------------------------------------------------------------------------------------------

@@ -156,6 +156,7 @@ def test_the_command_line_tells_the_layout_and_takes_another(tmp_path, monkeypat
     arguments = ["data", "inspect", f"folder:{root}", "--size", "8"]
     told = CliRunner().invoke(app, arguments)
     assert told.exit_code == 0 and "the folders are read as site/class/ (2 sites: A, B, 2 classes" in told.output
+    assert told.output.count("are read as") == 1 and "--layout (data.layout) reads them" in told.output
     other = CliRunner().invoke(app, [*arguments, "--layout", "class"])
     assert "the folders are read as class/ (2 classes: A, B)" in other.output
 

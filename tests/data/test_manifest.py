@@ -42,6 +42,11 @@ def counts(federation):
     return [federation.class_counts(part).tolist() for part in ("train", "valid", "test")]
 
 
+def test_a_list_without_a_column_is_answered_with_the_option_that_names_it(load):
+    with pytest.raises(UserError, match=r"has no column label; it has path, dx\. Name yours: --column label=TITLE"):
+        load("path,dx", "{label}/{n}.png,{label}")
+
+
 def test_columns_may_have_other_titles(load):
     titles = {"path": "file", "label": "dx", "site": "Hospital", "split": "fold", "group": "lesion"}
     federation = load("dx,Hospital,file,fold,lesion", "{label},Graz,{label}/{n}.png,train,{label}{n}", columns=titles)

@@ -9,21 +9,39 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+#: columns of a terminal that has room for words beside the numbers
+ROOMY = 60
+
+
+class _Label(TextColumn):
+    """A label that gives way to the numbers beside it: a narrow terminal cuts it."""
+
+    def render(self, task: Task) -> Text:
+        """The label in one line."""
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 def bars(console: Console, title: str) -> Progress:
     """Bars whose unit is a round, with the time that has passed and the time left; `title` in rich's markup."""
-    return Progress(
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    words = console.width >= ROOMY
+    columns: list[ProgressColumn] = [_Label(title, table_column=Column(min_width=8)), BarColumn(), MofNCompleteColumn()]
+    columns += [TextColumn("rounds"), TimeElapsedColumn(), TextColumn("left")] if words else []
+    return Progress(*columns, TimeRemainingColumn(), console=console)
 
 
 class ProgressDisplay:

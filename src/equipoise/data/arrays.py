@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def from_arrays(
     *,
     masks: Images | None = None,
     names: Sequence[str] | None = None,
+    subgroups: Mapping[str, Column] | None = None,
     layout: Layout | None = None,
     **settings: Any,
 ) -> Federation:
@@ -93,6 +94,7 @@ def from_arrays(
         splits=("",) * count if split is None else _parts(split, count),
         clean=("",) * count,
         rows=np.arange(count),
+        extra={str(title): _known(column, f"subgroup {title!r}", count) for title, column in (subgroups or {}).items()},
         facts={"description": "images given from Python"},
     )
     for what, values in (("sites", index.sites), ("classes", named)):
@@ -222,22 +224,35 @@ def _pairs(dataset: Any, where: str) -> Iterator[tuple[Any, Any]]:
 def _plain(values: Column, what: str, count: int) -> list[Any]:
     """A column as a list of one value per image."""
     tolist = getattr(values.cpu() if isinstance(values, torch.Tensor) else values, "tolist", None)
+    if isinstance(values, str) or not (callable(tolist) or isinstance(values, Iterable)):
+        raise UserError(f"{what} = {values!r}: give a column with one value for each of the {count} images")
     column = tolist() if callable(tolist) else list(values)
-    if len(column) != count:
+    if not isinstance(column, list) or len(column) != count:
         raise UserError(f"there are {count} images but {len(column)} values of {what}; give one value per image")
     if column and isinstance(column[0], list | tuple):
         several = any(sum(map(bool, row)) > 1 for row in column)
         remedy = MULTI_LABEL if several else "Give one value each (labels.argmax(1) of one-hot labels)"
         raise UserError(f"{what} have one row per image. {remedy}")
+    return column
+
+
+def _present(column: list[Any], what: str) -> list[Any]:
+    """The same column, in which no value is missing."""
     for number, value in enumerate(column):
         if value is None or value != value:
             raise UserError(f"{what} of image {number} is missing; fill it or leave the image out")
     return column
 
 
+def _known(values: Column, what: str, count: int) -> tuple[str, ...]:
+    """A column as texts, which are empty where nothing is known."""
+    column = _plain(values, what, count)
+    return tuple("" if value is None or value != value else str(value).strip() for value in column)
+
+
 def _texts(values: Column, what: str, count: int) -> tuple[str, ...]:
     """A column as names."""
-    found = tuple(str(value).strip() for value in _plain(values, what, count))
+    found = tuple(str(value).strip() for value in _present(_plain(values, what, count), what))
     if "" in found:
         raise UserError(f"{what} of image {found.index('')} is empty; name it or leave the image out")
     return found
@@ -268,7 +283,7 @@ def _classes(labels: Column, classes: Sequence[str] | None, count: int) -> tuple
 
     Whole numbers are positions in `classes`, where these are given. All other labels are names.
     """
-    values = _plain(labels, "labels", count)
+    values = _present(_plain(labels, "labels", count), "labels")
     if any(isinstance(value, float) for value in values):
         if not all(float(value).is_integer() for value in values):
             raise UserError("labels are fractions, but a class is a whole number or a name; give one class per image")

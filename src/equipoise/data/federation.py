@@ -147,6 +147,7 @@ class Federation:
         *,
         masks: Images | None = None,
         names: Sequence[str] | None = None,
+        subgroups: Mapping[str, Column] | None = None,
         layout: Layout | None = None,
         **settings: Any,
     ) -> Federation:
@@ -172,6 +173,8 @@ class Federation:
             masks: (n, H, W) the structure at each pixel, instead of labels: whole numbers that count `classes` from 0,
                 the background; of two classes also 0 and 255. `classes` are background and foreground by default
             names: (n,) what the images are called; by default their positions
+            subgroups: what else is known of each image, such as `{"sex": sexes, "age": ages}`, for
+                `Result.evaluate(by="sex")`; None or "" where it is unknown
             layout: "channels_first" or "channels_last", where the rule finds the wrong one
             **settings: any setting of the table `data`, such as `size=64`, `imbalance=10` or `partition_seed=1`
 
@@ -181,8 +184,9 @@ class Federation:
         from equipoise.data.arrays import from_arrays
 
         return from_arrays(
-            images, labels, sites, split, group, classes, masks=masks, names=names, layout=layout, **settings
-        )
+            images, labels, sites, split, group, classes,
+            masks=masks, names=names, subgroups=subgroups, layout=layout, **settings,
+        )  # fmt: skip
 
     @classmethod
     def from_frame(

@@ -216,20 +216,21 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def numbered_rows(
-    path: Path, columns: Sequence[str], optional: Sequence[str] = (), separators: str = ","
+    path: Path, columns: Sequence[str], optional: Sequence[str] = (), separators: str = ",", remedy: str = ""
 ) -> dict[int, dict[str, str]]:
     """The rows of `read_csv` by the number of their line, counting blank lines and the header.
 
     Args:
         optional: columns that may be there; like `columns`, they must not be there under a similar name
         separators: characters that may stand between values; the first under which the header has all `columns` does
+        remedy: what users can do where a column is absent, with {} for its name
     """
     ways = [_csv_lines(path, separator) for separator in separators]
     lines = next((lines for lines in ways if lines and {*columns} <= {*lines[0][1]}), ways[0])
     if not lines:
         raise UserError(f"{path} is empty; its first line should name the columns {', '.join(columns)}")
     header = lines[0][1]
-    _check_header(path, header, columns, optional)
+    _check_header(path, header, columns, optional, remedy)
     for number, values in lines[1:]:
         if any(values[len(header) :]):
             raise UserError(
@@ -255,7 +256,9 @@ def _csv_lines(path: Path, separator: str) -> list[tuple[int, list[str]]]:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _check_header(path: Path, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> None:
+def _check_header(
+    path: Path, header: Sequence[str], columns: Sequence[str], optional: Sequence[str], remedy: str
+) -> None:
     """Refuse a header without one of `columns`, or with a column that is there twice or under a similar name."""
     for column in (*columns, *optional):
         similar = [title for title in header if title != column and folded(title) == folded(column)]
@@ -266,7 +269,9 @@ def _check_header(path: Path, header: Sequence[str], columns: Sequence[str], opt
     absent = [column for column in columns if column not in header]
     if absent:
         marks = [word for mark, word in SEPARATORS.items() if any(mark in title for title in header)]
-        hint = f"; it seems to separate values by {marks[0]}: save it with commas" if marks else ""
+        hint = (
+            f"; it seems to separate values by {marks[0]}: save it with commas" if marks else remedy.format(absent[0])
+        )
         raise UserError(f"{path} has no column {', '.join(absent)}; it has {', '.join(header)}{hint}")
 
 

@@ -39,7 +39,7 @@ def listing(config: DataConfig, root: Path) -> Listing:
     masked = _has_masks(config, root)
     kinds = OF_MASKS if masked else REQUIRED
     required, optional = ([titles[kind] for kind in some] for some in (kinds, OPTIONAL))
-    numbered = numbered_rows(root, required, optional, SEPARATORS)
+    numbered = numbered_rows(root, required, optional, SEPARATORS, ". Name yours: --column {}=TITLE")
     if not numbered:
         raise UserError(f"{root} lists no images")
     header = list(next(iter(numbered.values())))
