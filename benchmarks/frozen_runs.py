@@ -28,19 +28,29 @@ from equipoise.nets import features
 from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import Cell, cell_config, grid
 from equipoise.studies.runner import run_grid
-from equipoise.studies.study_file import StudyConfig
+from equipoise.studies.study_file import Row, StudyConfig
 
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "prepared images and features of the four federations"
 CORE, COMPONENTS, LOSSES, EVERY = frozen.TABLES
-#: in their order: table, seeds, studies; seed 0 of all methods tunes them
-STAGES = (
-    (CORE, (1, 2, 3, 4, 5), tuple(frozen.FEDERATIONS)),
-    (COMPONENTS, (1, 2, 3), tuple(frozen.FEDERATIONS)),
-    (LOSSES, (1, 2, 3), tuple(frozen.FEDERATIONS)),
+CLOSED = "Closed forms"
+ALL = tuple(frozen.FEDERATIONS)
+#: in their order: rows, seeds, studies; seed 0 of all methods tunes them
+STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
+    (CORE, (1,), ("dermoscopy",)),
+    (CLOSED, (1, 2, 3, 4, 5), ALL),
+    (CORE, (2, 3), ("dermoscopy",)),
+    (CORE, (1, 2), ("pbc",)),
+    (COMPONENTS, (1, 2, 3), ("dermoscopy",)),
+    (CORE, (3,), ("pbc",)),
+    (CORE, (4, 5), ("dermoscopy",)),
+    (CORE, (1, 2, 3), ("isic", "ham10000")),
+    (CORE, (4, 5), ("isic", "ham10000", "pbc")),
+    (LOSSES, (1, 2, 3), ALL),
+    (COMPONENTS, (1, 2, 3), ALL),
     *((EVERY, (0, 1, 2, 3), (study,)) for study in ("dermoscopy", "pbc", "ham10000", "isic")),
-    (COMPONENTS, (4, 5), tuple(frozen.FEDERATIONS)),
-    (LOSSES, (4, 5), tuple(frozen.FEDERATIONS)),
+    (COMPONENTS, (4, 5), ALL),
+    (LOSSES, (4, 5), ALL),
 )
 #: where the settings lie that this program chose itself, in the folder of runs
 TUNED = "tuned.json"
@@ -97,11 +107,16 @@ def cells_of(table: str, seed: int, study: str, out: Path) -> Iterator[tuple[Cel
     if tuning:
         names = [row.name for row in config.rows if row.name.rpartition(",")[0] in frozen.beyond()]
     else:
-        names = [row.name for row in config.rows if table in row.tables]
+        names = [row.name for row in config.rows if table in row.tables or is_closed(row, table)]
         if table == EVERY:  # a method waits until it is tuned
             names = [name for name in names if name in settings_for(study, out)]
     for cell in grid(config, out / config.name, names, [seed]):
         yield cell, cell_config(config, cell)
+
+
+def is_closed(row: Row, table: str) -> bool:
+    """Whether the stage of closed forms runs this row."""
+    return table == CLOSED and row.method in frozen.CLOSED
 
 
 class Told:
