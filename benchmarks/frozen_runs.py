@@ -33,7 +33,9 @@ from equipoise.studies.study_file import Row, StudyConfig
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "prepared images and features of the four federations"
 CORE, COMPONENTS, LOSSES, EVERY = frozen.TABLES
-CLOSED = "Closed forms"
+CLOSED, CLAIMED = "Closed forms", "Rivals in claims"
+#: rows of all methods that a paper claims to beat
+RIVALS = ("fml", "fedetf")
 ALL = tuple(frozen.FEDERATIONS)
 #: in their order: rows, seeds, studies; seed 0 of all methods tunes them
 STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
@@ -42,6 +44,7 @@ STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CORE, (2, 3), ("dermoscopy",)),
     (CORE, (1, 2), ("pbc",)),
     (COMPONENTS, (1, 2, 3), ("dermoscopy",)),
+    (CLAIMED, (0, 1, 2, 3), ("dermoscopy", "pbc")),
     (CORE, (3,), ("pbc",)),
     (CORE, (4, 5), ("dermoscopy",)),
     (CORE, (1, 2, 3), ("isic", "ham10000")),
@@ -105,18 +108,20 @@ def cells_of(table: str, seed: int, study: str, out: Path) -> Iterator[tuple[Cel
     tuning = seed == 0
     config = study_of(study, out, tuning)
     if tuning:
-        names = [row.name for row in config.rows if row.name.rpartition(",")[0] in frozen.beyond()]
+        wanted = RIVALS if table == CLAIMED else frozen.beyond()
+        names = [row.name for row in config.rows if row.name.rpartition(",")[0] in wanted]
     else:
-        names = [row.name for row in config.rows if table in row.tables or is_closed(row, table)]
-        if table == EVERY:  # a method waits until it is tuned
+        names = [row.name for row in config.rows if is_in(row, table)]
+        if table in (CLAIMED, EVERY):  # a method waits until it is tuned
             names = [name for name in names if name in settings_for(study, out)]
     for cell in grid(config, out / config.name, names, [seed]):
         yield cell, cell_config(config, cell)
 
 
-def is_closed(row: Row, table: str) -> bool:
-    """Whether the stage of closed forms runs this row."""
-    return table == CLOSED and row.method in frozen.CLOSED
+def is_in(row: Row, stage: str) -> bool:
+    """Whether a stage runs this row."""
+    names = {CLOSED: row.method in frozen.CLOSED, CLAIMED: row.name in RIVALS}
+    return names.get(stage, stage in row.tables)
 
 
 class Told:
@@ -155,7 +160,7 @@ def main() -> None:
                         return
                     for label, problem in run_grid([pair], Told()).failed.items():
                         print(f"{label}: {problem}", flush=True)
-                if table == EVERY and seed == 0:
+                if seed == 0:
                     write_text(asked.out / TUNED, json.dumps(frozen.choose(asked.out), indent=1) + "\n")
 
 

@@ -125,6 +125,36 @@ def _means(sums: Sums, least: float) -> tuple[Tensor, Tensor, Tensor]:
     return counts, sums.by_class / counts.clamp(min=least)[:, None] * known[:, None], known
 
 
+class Within(NamedTuple):
+    """Class counts (C,), class means (C, K), known classes (C,), and the axes of the covariance within classes."""
+
+    counts: Tensor
+    means: Tensor
+    known: Tensor
+    variances: Tensor
+    directions: Tensor
+
+    def head(self, shrinkage: float, prior: float) -> Head:
+        """Linear discriminant analysis with this shrinkage and these priors."""
+        number = self.counts.sum().clamp(min=1e-300)
+        spread = self.variances.mean()
+        shrunk = (1 - shrinkage) * self.variances + shrinkage * spread
+        floor = 1e-10 * spread
+        shrunk = torch.where(spread > 1e-12, shrunk.clamp(min=floor), 1.0)
+        weights = self.directions @ ((self.directions.T @ self.means.T) / shrunk[:, None])
+        share = (self.counts / number).clamp(min=1e-300)
+        offsets = -0.5 * (self.means.T * weights).sum(0) + prior * share.log()
+        return Head(weights, torch.where(self.known, offsets, 0.0), self.known)
+
+
+def within(sums: Sums, least: float = 1e-9) -> Within:
+    """The covariance within classes; those of fewer images than `least` are absent."""
+    counts, means, known = _means(sums, least)
+    covariance = (sums.gram - (means.T * counts) @ means) / counts.sum().clamp(min=1e-300)
+    variances, directions = torch.linalg.eigh(covariance)
+    return Within(counts, means, known, variances.clamp(min=0), directions)  # noise can make them negative
+
+
 def discriminant(sums: Sums, shrinkage: float = 0.3, prior: float = 0.25, least: float = 1e-9) -> Head:
     """Linear discriminant analysis: score_c = mu_c^T S^-1 z - mu_c^T S^-1 mu_c / 2 + prior log(n_c / n).
 
@@ -135,19 +165,7 @@ def discriminant(sums: Sums, shrinkage: float = 0.3, prior: float = 0.25, least:
         prior: exponent of the classes' shares: 1 as in the data, 0 all alike, which finds more of the rare classes
         least: classes of fewer images are absent
     """
-    counts, means, known = _means(sums, least)
-    number = counts.sum().clamp(min=1e-300)
-    within = (sums.gram - (means.T * counts) @ means) / number
-    variances, directions = torch.linalg.eigh(within)
-    variances = variances.clamp(min=0)  # noise can make them negative
-    spread = variances.mean()
-    shrunk = (1 - shrinkage) * variances + shrinkage * spread
-    floor = 1e-10 * spread
-    shrunk = torch.where(spread > 1e-12, shrunk.clamp(min=floor), 1.0)
-    weights = directions @ ((directions.T @ means.T) / shrunk[:, None])
-    share = (counts / number).clamp(min=1e-300)
-    offsets = -0.5 * (means.T * weights).sum(0) + prior * share.log()
-    return Head(weights, torch.where(known, offsets, 0.0), known)
+    return within(sums, least).head(shrinkage, prior)
 
 
 def ridge(sums: Sums, strength: float = 1.0, prior: float = 0.25, least: float = 1e-9) -> Head:
