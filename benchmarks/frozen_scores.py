@@ -2,16 +2,15 @@
 
     python benchmarks/frozen_scores.py RUNS     # results/frozen/STUDY.json, from RUNS/frozen-STUDY/runs
 
-A run keeps the predicted class of every image (`predictions.npz`, or the same in short, `reduced.npz.xz`). The index
-of the prepared images tells its lesion and its site. `docs/protocol.md` says what is compared.
+A run keeps the predicted class of every image (`predictions.npz`). The index of the prepared images tells its lesion
+and its site. A published row stays until a new one has as many seeds: all seeds of a row come from one machine.
+`docs/protocol.md` says what is compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import lzma
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from equipoise.contract.config import Config
 from equipoise.data.assembly import assemble
 from equipoise.data.federation import Federation
 from equipoise.data.store import Store
-from equipoise.engine.image_scores import Predictions
+from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.runs import make_config
 from equipoise.evidence.paired import RowEvidence, SharedResamples, compared
 from equipoise.metrics import from_confusion
+from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import as_settings
 
 #: what it needs, so that `make test` has no quick form of it to try
@@ -34,6 +34,8 @@ NEEDS = "runs of the frozen studies; tests/test_frozen.py reads its files"
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
 OURS, LOCAL, COMMON = frozen.OURS, "closed, local", "closed, common"
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
+#: which machine a row's runs come from; rows without a word of it come from another one
+THIS, OTHER = "this", "another"
 SCOPES = {"own": "own patients", "any": "patients of all classes"}
 
 
@@ -99,11 +101,7 @@ class Apart:
 
 def _kept(run: Path) -> dict[str, np.ndarray]:
     """Views, sites, labels and predictions of a run's test images."""
-    short = run / "reduced.npz.xz"
-    if short.exists():
-        with np.load(io.BytesIO(lzma.decompress(short.read_bytes()))) as file:
-            return dict(file)
-    with np.load(run / "predictions.npz") as file:
+    with np.load(run / FILE) as file:
         test = file["split"] == "test"
         views, view = np.unique(file["view"][test], return_inverse=True)
         sites, site = np.unique(file["site"][test], return_inverse=True)
@@ -135,7 +133,7 @@ def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) ->
     runs: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.glob("*-seed*")):
         name, _, seed = path.name.rpartition("-seed")
-        if name in rows and ((path / "reduced.npz.xz").exists() or (path / "predictions.npz").exists()):
+        if name in rows and is_finished(path):
             runs.setdefault(name, {})[int(seed)] = path
     if COMMON not in runs and rows[COMMON]["settings"] == {**rows["closed"]["settings"], "evaluation.view": "global"}:
         runs |= {COMMON: runs["closed"]} if "closed" in runs else {}  # one run has both kinds of models
@@ -145,7 +143,8 @@ def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) ->
             view = view_of(apart, own, rows[name].get("view"))
             told = {seed: apart.predictions(path, view, patients) for seed, path in own.items()}
             kept[name] = {seed: [one] for seed, one in told.items() if one is not None}
-            entry = found.setdefault(name, {"view": view, "seeds": sorted(own), "table": rows[name]["tables"][0]})
+            about = {"view": view, "seeds": sorted(own), "table": rows[name]["tables"][0], "machine": THIS}
+            entry = found.setdefault(name, about)
             entry.setdefault("confusion", {})[patients] = {
                 str(seed): confusions(one) for seed, (one,) in kept[name].items()
             }
@@ -171,7 +170,8 @@ def _add_gaps(found: dict[str, Any], known: Mapping[str, RowEvidence], patients:
     pairs += [(OURS, name) for name in known if name != OURS]
     pairs += [(like, part) for part, (like, _, _) in frozen.PARTS.items()]
     pairs += [("prr", "fedavg"), ("fednpr-per", "fedavg"), ("fediic", "fedavg"), ("fedbm", "fedavg")]
-    pairs += [("local+balanced", "local"), ("fedavg+balanced", "fedavg")]
+    pairs += [("prr", "fml"), ("fedbm", "fedetf"), ("fedavg+balanced", "fedavg")]
+    pairs += [(name, "local") for name in known if name.startswith("local+")]
     for first, second in pairs:
         if first in known and second in known:
             gaps = {}
@@ -182,6 +182,21 @@ def _add_gaps(found: dict[str, Any], known: Mapping[str, RowEvidence], patients:
                     gaps[metric] = [round(100 * v, 2) for v in (bounds.value, bounds.low, bounds.high)]
                     gaps[metric].append(round(gap.probability, 3))
             found[first].setdefault("gaps", {}).setdefault(patients, {})[second] = gaps
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """New rows in place of published ones that have no more seeds; gaps are between rows of one machine."""
+    taken = {name for name, row in new.items() if len(row["seeds"]) >= len(old.get(name, {}).get("seeds", ()))}
+    rows: dict[str, Any] = {}
+    for name in [*old, *(name for name in new if name not in old)]:
+        known = new[name] if name in taken else {"machine": OTHER, **old[name]}
+        gaps: dict[str, dict[str, Any]] = {}
+        for source, fresh in ((old, False), (new, True)):
+            for patients, others in source.get(name, {}).get("gaps", {}).items():
+                kept = {other: gap for other, gap in others.items() if ({name, other} <= taken) == fresh}
+                gaps.setdefault(patients, {}).update(kept)
+        rows[name] = {**known, "gaps": gaps}
+    return rows
 
 
 def rescored(matrix: Any) -> dict[str, float]:
@@ -203,16 +218,12 @@ def main() -> None:
         sets = [f"Dirichlet {alpha}" for alpha in frozen.ALPHAS] if study in frozen.DRAWN else [""]
         found = {name: scores(study, asked.runs / f"frozen-{study}" / "runs" / name, apart, chosen) for name in sets}
         images = np.bincount(apart.labels, minlength=len(apart.federation.classes)).tolist()
+        old = json.loads((target / f"{study}.json").read_text(encoding="utf-8"))["data"]
+        found = {name: merged(old[name], own) for name, own in found.items()}
         about = {"study": study, "classes": apart.federation.classes, "images": images, "chosen": tuned.get(study, {})}
         text = json.dumps({**about, "data": found}, separators=(",", ":"))
         (target / f"{study}.json").write_text(text + "\n", encoding="utf-8")
-        print(study, len(text))
-        for name, rows in found.items():
-            for row, own in rows.items():
-                for patients in SCOPES:
-                    if patients in own:
-                        told = " / ".join(f"{own[patients][metric]['mean']:.1f}" for metric in METRICS)
-                        print(f"  {name:15} {row:32} {own['view']:9} {patients:4} {told}  seeds {own['seeds']}")
+        print(study, {name: sum(row["machine"] == THIS for row in rows.values()) for name, rows in found.items()})
 
 
 if __name__ == "__main__":
