@@ -17,7 +17,7 @@ from equipoise.checks.trouble import Stop, StopAt, faulty
 from equipoise.components import get_component
 from equipoise.contract.component import variations
 from equipoise.contract.method import Method
-from equipoise.engine import local
+from equipoise.engine import pool
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method, method_names
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation, with_client
@@ -84,10 +84,10 @@ class AlternatingWorkers:
         self.workers, self.turn = [], 0
         for _ in range(count):
             initializer(*initargs)
-            self.workers.append(local._worker)
+            self.workers.append(pool._worker)
 
     def submit(self, function, *arguments):
-        local._worker = self.workers[self.turn % len(self.workers)]
+        pool._worker = self.workers[self.turn % len(self.workers)]
         self.turn += 1
         future = Future()
         try:
@@ -103,16 +103,16 @@ class AlternatingWorkers:
 @pytest.mark.parametrize("method", ALL)
 def test_workers_do_not_change_a_bit(tmp_path, monkeypatch, method):
     one = run_tiny(tmp_path / "one", method, *settings_of(method))
-    monkeypatch.setattr(local, "ProcessPoolExecutor", AlternatingWorkers)
-    monkeypatch.setattr(local.signal, "signal", lambda *_: None)  # this process goes on listening to Ctrl-C
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", AlternatingWorkers)
+    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)  # this process goes on listening to Ctrl-C
     two = run_tiny(tmp_path / "two", method, *settings_of(method), "compute.workers=2")
     assert_same_bits(all_state(one), all_state(two))
 
 
-@pytest.mark.parametrize("method", ["fediic", "prr"])
-def test_real_worker_processes_do_not_change_a_bit(tmp_path, method):
+@pytest.mark.parametrize(("method", "where"), [("fediic", "compute.workers=2"), ("prr", "compute.device='cpu,cpu'")])
+def test_real_processes_do_not_change_a_bit(tmp_path, method, where):
     one = run_tiny(tmp_path / "one", method, *settings_of(method))
-    two = run_tiny(tmp_path / "two", method, *settings_of(method), "compute.workers=2")
+    two = run_tiny(tmp_path / "two", method, *settings_of(method), where)
     assert_same_bits(all_state(one), all_state(two))
 
 

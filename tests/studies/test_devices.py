@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.app import main
+from equipoise.core.devices import devices_of
 from equipoise.core.errors import UserError
-from equipoise.studies.devices import _sendable, dearest_first, devices_of, expected_cost, run_on_devices
+from equipoise.studies.devices import _sendable, dearest_first, expected_cost, run_on_devices
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.study_file import load_study
 from harness import TINY, all_state, assert_same_bits
@@ -74,7 +75,7 @@ def test_the_dearest_runs_come_first(tmp_path, study_file):
 
 @pytest.mark.parametrize("text", ["gpu", "cpu:0", "cuda:a", "cpu:2,", ""])
 def test_devices_that_are_none_are_refused(text):
-    with pytest.raises(UserError, match="expected devices"):
+    with pytest.raises(UserError, match="is no list of devices"):
         devices_of(text)
 
 

@@ -19,6 +19,7 @@ from equipoise.api.training import data_of, is_watched, named_settings, nested, 
 from equipoise.bootstrap import CONFIDENCE
 from equipoise.contract.component import Component
 from equipoise.contract.method import Method
+from equipoise.core.devices import devices_of
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.storage import write_text
@@ -32,7 +33,7 @@ from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished, refuse_idle_rows
-from equipoise.studies.devices import devices_of, run_on_devices
+from equipoise.studies.devices import run_on_devices
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.results import collect
 from equipoise.studies.runner import run_grid

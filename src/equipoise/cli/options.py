@@ -46,7 +46,9 @@ Components = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and drawn partitions")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+Device = Annotated[
+    str | None, typer.Option(help="auto, cpu or cuda; sites spread over several: cuda:0,cuda:1 or cpu:2")
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="worker processes on a CPU")]
 Anyway = Annotated[bool, typer.Option("--anyway", help="run also where the method's distinctive part has no effect")]
 Track = Annotated[list[str] | None, typer.Option(help="also to tensorboard or mlflow; repeatable")]

@@ -148,8 +148,9 @@ def _run_on_devices(
 ) -> Tally:
     """Run the grid in a process for each device."""
     from equipoise.api.grid_progress import GridProgress
+    from equipoise.core.devices import devices_of
     from equipoise.engine.runs import choose_device
-    from equipoise.studies.devices import devices_of, run_on_devices
+    from equipoise.studies.devices import run_on_devices
 
     names = devices_of(devices)
     for name in names:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from equipoise.core.devices import decisive_part
 from equipoise.core.errors import UserError, as_text
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import entry_names, is_plugin
@@ -190,7 +191,9 @@ class CheckpointConfig(Table):
 class ComputeConfig(Table):
     """Where and how the arithmetic runs. `threads`, `device`, `precision` and `channels_last` change bits."""
 
-    device: str = Field("auto", description="cpu, cuda or cuda:1; auto: the GPU where there is one")
+    device: str = Field(
+        "auto", description="cpu, cuda or cuda:1; sites spread over cuda:0,cuda:1 or cpu:2; auto: a GPU, if any"
+    )
     workers: PositiveInt = Field(1, description="worker processes on a CPU; scores do not depend on them")
     threads: int = Field(1, ge=1, le=1024, description="threads of a process")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -381,6 +384,7 @@ class Config(Table):
         bits."""
         decisive = self.model_dump(mode="json", exclude=_INDIFFERENT)
         drop_later(self, decisive)
+        decisive["compute"]["device"] = decisive_part(self.compute.device)
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

@@ -36,6 +36,11 @@ class Ask:
         self.sites = tuple(sites)
         self.payload = payload
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether all sites are sent the same."""
+        return not any(isinstance(value, PerSite) for value in self.payload.values())
+
     def message(self, site: str) -> Payload:
         """What this one site is sent."""
         return {

@@ -97,6 +97,11 @@ class Engine:
         self.diverged = set()
 
     @property
+    def asked(self) -> int:
+        """How many asks of the present round have been answered."""
+        return self._index
+
+    @property
     def tells_scores(self) -> bool:
         """Whether predictions of single images may be kept."""
         return self.sees_images and self.summer is None and self.setting.config.privacy.limit <= 1

@@ -132,7 +132,7 @@ def arrays_in(path: Path, remedy: str) -> Iterator[Any]:
         yield file
 
 
-def read_payload(path: Path) -> Payload:
+def read_payload(path: Path, device: torch.device | str = "cpu") -> Payload:
     """Read a payload back, whole.
 
     Raises:
@@ -145,7 +145,7 @@ def read_payload(path: Path) -> Payload:
         tensors = {name: _read(file, name) for name in file.keys()}  # noqa: SIM118
     if checksum and checksum != _checksum(tensors, plain):
         raise ValueError(f"{path.name} does not hold what was written")
-    return unflatten(tensors, json.loads(plain))
+    return unflatten({name: tensor.to(device) for name, tensor in tensors.items()}, json.loads(plain))
 
 
 def _facts(file: Any) -> tuple[str, str]:
@@ -178,11 +178,12 @@ def _read(file: Any, name: str) -> Tensor:
 class _Entries(Mapping[str, Tensor]):
     """A dict of tensors read one at a time from a payload file, which stays open meanwhile."""
 
-    def __init__(self, path: Path, prefix: str, names: list[str]):
+    def __init__(self, path: Path, prefix: str, names: list[str], device: torch.device | str):
         self._file, self._prefix, self._names = safe_open(path, framework="pt"), prefix, names
+        self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
-        return _read(self._file, self._prefix + name)
+        return _read(self._file, self._prefix + name).to(self._device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -192,10 +193,11 @@ class _Entries(Mapping[str, Tensor]):
 
 
 class SpilledPayload(Mapping[str, Any]):
-    """A payload that lies in a file; tensors are read at their first use."""
+    """A payload that lies in a file; tensors are read to a device when they are used."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, device: torch.device | str = "cpu"):
         self.path = path
+        self._device = device
         with safe_open(path, framework="pt") as file:
             self._plain = json.loads(_facts(file)[1])
             names = list(file.keys())
@@ -212,10 +214,10 @@ class SpilledPayload(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name in self._groups:
-            return _Entries(self.path, f"{name}/", self._groups[name])
+            return _Entries(self.path, f"{name}/", self._groups[name], self._device)
         if name in self._single:
             with safe_open(self.path, framework="pt") as file:
-                return _read(file, name)
+                return _read(file, name).to(self._device)
         return self._plain[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -12,6 +12,7 @@ import torch
 from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
 from equipoise.contract.component import Options
 from equipoise.contract.config import Config, override, parse_config, parse_toml, read_raw
+from equipoise.core.devices import places_of_run
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import check_unchanged, described, is_plugin
@@ -178,24 +179,29 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def choose_device(wanted: str) -> str:
-    """The device that a name means; "auto" is the GPU where there is one."""
+    """The device that a name means, the first of several; "auto" is the GPU where there is one."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    places = places_of_run(wanted)
+    for place in places:
+        _check_device(place)
+    if torch.device(places[0]).type == "cuda" and ":" in places[0]:
+        torch.cuda.set_device(places[0])  # streams, captures and Equipoise's kernels go to the current one
+    return places[0]
+
+
+def _check_device(name: str) -> None:
+    """Refuse a device that this machine does not have."""
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"compute.device = {wanted!r} is no device; use auto, cpu or cuda") from None
+        raise UserError(f"compute.device = {name!r} is no device; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("compute.device = 'cuda', but this machine has no usable GPU; use --device cpu")
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"compute.device = {wanted!r}: only cpu and cuda are supported")
-    if device.index is not None and device.type == "cuda":
-        if device.index >= torch.cuda.device_count():
-            raise UserError(
-                f"compute.device = {wanted!r}, but this machine has {torch.cuda.device_count()} usable GPUs"
-            )
-        torch.cuda.set_device(device)  # streams, captures and Equipoise's kernels go to the current one
-    return wanted
+        raise UserError(f"compute.device = {name!r}: only cpu and cuda are supported")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"compute.device = {name!r}, but this machine has {torch.cuda.device_count()} usable GPUs")
 
 
 def prepare_run(config: Config, folder: Path, observers: Sequence[Observer] = (), progress: bool = False) -> Run:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import re
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,21 +35,6 @@ CLUSTERS = ("slurm", "local")
 
 def unchecked(run: Run) -> None:
     """Any run may train."""
-
-
-def devices_of(text: str) -> list[str]:
-    """The devices that a list names, one for each process.
-
-    >>> devices_of("cuda:0,cuda:1"), devices_of("cpu:3")
-    (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
-    """
-    found: list[str] = []
-    for part in text.split(","):
-        name, _, number = part.strip().partition(":")
-        if not re.fullmatch(r"cpu(:[1-9]\d*)?|cuda(:\d+)?", part.strip()):
-            raise UserError(f"--devices {text}: expected devices such as cuda:0,cuda:1, or cpu:4 for four processes")
-        found += ["cpu"] * int(number or 1) if name == "cpu" else [part.strip()]
-    return found
 
 
 def dearest_first(planned: Planned) -> list[tuple[Cell, Config]]:
