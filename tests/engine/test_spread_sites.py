@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.core.devices import places_of_run
+from equipoise.core.device_names import places_of_run
 from equipoise.core.errors import UserError
 from equipoise.data.federation import Site
 from equipoise.engine.pool import Pool, deal

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.app import main
-from equipoise.core.devices import devices_of
+from equipoise.core.device_names import devices_of
 from equipoise.core.errors import UserError
 from equipoise.studies.devices import _sendable, dearest_first, expected_cost, run_on_devices
 from equipoise.studies.grid import cell_config, grid

@@ -19,7 +19,7 @@ from equipoise.api.training import data_of, is_watched, named_settings, nested, 
 from equipoise.bootstrap import CONFIDENCE
 from equipoise.contract.component import Component
 from equipoise.contract.method import Method
-from equipoise.core.devices import devices_of
+from equipoise.core.device_names import devices_of
 from equipoise.core.errors import UserError
 from equipoise.core.outside import short_name
 from equipoise.core.storage import write_text

@@ -148,7 +148,7 @@ def _run_on_devices(
 ) -> Tally:
     """Run the grid in a process for each device."""
     from equipoise.api.grid_progress import GridProgress
-    from equipoise.core.devices import devices_of
+    from equipoise.core.device_names import devices_of
     from equipoise.engine.runs import choose_device
     from equipoise.studies.devices import run_on_devices
 

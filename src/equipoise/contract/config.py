@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from equipoise.core.devices import decisive_part
+from equipoise.core.device_names import decisive_part
 from equipoise.core.errors import UserError, as_text
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import entry_names, is_plugin

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
-from equipoise.core.devices import places_of_run
+from equipoise.core.device_names import places_of_run
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.base import Engine, Outcomes, Place, shared_part
 from equipoise.engine.cohort import Cohort
