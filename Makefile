@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,lite,medical,monai,onnx,privacy,watch]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,hub,lite,medical,monai,onnx,privacy,watch]'
 	touch $(READY)
 
 demo: $(READY)
@@ -38,7 +38,7 @@ docs: $(READY)
 
 # after a change of constraints.txt or pyproject.toml
 lock: $(READY)
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra flower --extra lite --extra medical --extra monai --extra onnx --extra privacy --extra watch --extra docs \
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra flower --extra hub --extra lite --extra medical --extra monai --extra onnx --extra privacy --extra watch --extra docs \
 		--constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-emit-index-url --custom-compile-command 'make lock' --output-file constraints-hashed.txt
 

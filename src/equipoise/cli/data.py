@@ -102,6 +102,7 @@ def data_features(
 
     Compute the features of all images once, by a frozen encoder. Runs with the same encoder find them.
     """
+    from equipoise.core.errors import UserError
     from equipoise.data import load_federation
     from equipoise.engine.runs import choose_device, make_config, with_encoder
 
@@ -112,6 +113,8 @@ def data_features(
         net=given(encoder=encoder, views=views or None, freeze_up_to=freeze_up_to),
         compute=given(device=device),
     )
+    if config.net.low_rank:
+        raise UserError("LoRA trains within the encoder and stores no features; set net.adapter to linear or hidden")
     federation = load_federation(config.data, config.seed)
     _, found = with_encoder(config, federation, choose_device(config.compute.device), progress=True)
     assert found.features is not None

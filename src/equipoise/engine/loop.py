@@ -50,6 +50,7 @@ from equipoise.engine.private import CERTIFICATE, certificate, check_private
 from equipoise.engine.selection import Selection
 from equipoise.engine.summing import ALL_SITES
 from equipoise.engine.volume_scores import VOLUMES, write_volume_scores
+from equipoise.nets import Net
 
 ATTEMPTS = 3
 Turns = Generator[None, None, None]
@@ -192,7 +193,7 @@ class Run:
             task=self.setting.task.name,
             image_size=self.federation.image_size,
             channels=self.federation.channels,
-            **self._of_features(),
+            **self._of_encoder(net),
             warnings=warnings,
             plugins=[vars(described(kind, name)) for kind, name in self.config.used_plugins()],
             disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
@@ -210,8 +211,10 @@ class Run:
         write_text(self.folder / CERTIFICATE, json.dumps(found, indent=2) + "\n")
         return {"certificate": found}
 
-    def _of_features(self) -> dict[str, Any]:
-        """What a run on features of a frozen encoder tells besides: their shape, and what the encoder is like."""
+    def _of_encoder(self, net: Net) -> dict[str, Any]:
+        """What a run with a frozen encoder tells besides: the shape of its features, and what the encoder is like."""
+        if net.frozen_parameters:
+            return {"encoder": {"parameters": net.frozen_parameters}}
         seen = self.federation.features
         if seen is None:
             return {}

@@ -42,7 +42,12 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     raw = _composition_split(raw)
     name, added = raw["method"], raw.get("components", [])
     raw, own = _without_own_defaults(raw, name)
-    raw = _merged(_merged(_defaults(name, added), own), raw)
+    implied = _defaults(name, added)
+    raw = _merged(own, raw)
+    net = raw.get("net")
+    if not (isinstance(net, Mapping) and net.get("encoder")):
+        implied.pop("net", None)  # what a method implies of nets is about adapters
+    raw = _merged(implied, raw)
     set_here = "what the command line sets" if settings or any(value is not None for value in top.values()) else ""
     where = where or " with ".join(text for text in (source, set_here) if text) or "config"
     config = parse_config(raw, option_tables(raw), where)
@@ -121,7 +126,7 @@ def _defaults(method: str, added: Sequence[str]) -> Any:
     found = _merged(get_method(method).defaults, defaults_of(added))
     if any("loss" in get_component(name)().holds() for name in added) and "train" in found:
         found = {**found, "train": {key: value for key, value in found["train"].items() if key != "loss"}}
-    return found
+    return {**found}
 
 
 def config_of(folder: Path) -> Config:
@@ -243,13 +248,22 @@ def with_encoder(
 ) -> tuple[Config, Federation]:
     """The config with its encoder pinned down, and the federation with that encoder's features for images.
 
-    Without a frozen encoder both stay unchanged.
+    LoRA trains on images: the federation keeps them, and the config says how the encoder expects them. Without an
+    encoder both stay unchanged.
     """
-    if not config.net.frozen or federation.features is not None:
+    if config.net.encoder is None or federation.features is not None:
         return config, federation
-    from equipoise.nets.features import with_features
+    augment = config.augment
+    if config.net.low_rank:
+        from equipoise.nets.encoders import build_encoder
 
-    federation = with_features(federation, config.net, config.augment, device, progress)
-    assert federation.features is not None
-    net = config.net.model_copy(update={"encoder_digest": federation.features.encoder})
-    return config.model_copy(update={"net": net}), federation
+        encoder = build_encoder(config.net, federation.channels)
+        digest, augment = encoder.digest, encoder.augment(augment, federation.channels)
+    else:
+        from equipoise.nets.features import with_features
+
+        federation = with_features(federation, config.net, augment, device, progress)
+        assert federation.features is not None
+        digest = federation.features.encoder
+    net = config.net.model_copy(update={"encoder_digest": digest})
+    return config.model_copy(update={"net": net, "augment": augment}), federation

@@ -37,6 +37,9 @@ from equipoise.core.errors import UserError, first_few, install
 from equipoise.nets import Net, build_net
 from equipoise.nets.architectures import architecture, net_names
 
+#: one round, and no layer of an adapter that only training would make useful
+DEFAULTS = {"train": {"rounds": 1}, "net": {"adapter": "linear"}}
+
 
 class Options(ClosedFormOptions):
     """The closed form on a body that is not trained."""
@@ -95,8 +98,8 @@ class Options(ClosedFormOptions):
                 f"{first_few(small)} would send sums of up to {most} components over fewer than {8 * most} images. "
                 "Such sums may show single images. privacy.secure_sums = true hides them, or lower closed.dimensions"
             )
-        if config.net.name == "adapter" and config.net.adapter == "hidden":
-            yield f"{config.method} does not train the adapter's hidden layer; set net.adapter = 'linear'"
+        if config.net.encoder is not None and config.net.adapter != "linear":
+            yield f"{config.method} does not train the adapter {config.net.adapter}; set net.adapter = 'linear'"
         if config.net.weights == "none" and config.net.name in net_names() and architecture(config.net.name).imagenet:
             yield f"{config.method} does not train {config.net.name}, whose weights are random; set net.weights"
 
@@ -329,5 +332,5 @@ METHOD = Method(
     year=0,
     changes="classifier in closed form on a body that is not trained, personalisation (mixed sums)",
     options=Options,
-    defaults={"train": {"rounds": 1}},
+    defaults=DEFAULTS,
 )

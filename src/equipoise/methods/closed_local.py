@@ -14,7 +14,7 @@ from equipoise.closed_form import Head, principal
 from equipoise.components._closed_form import ENTRIES, gridded, moments_by, sums_by, unpacked, wide
 from equipoise.contract.method import Method
 from equipoise.contract.protocol import Action, Payload, Scan
-from equipoise.methods.closed import ClosedClient
+from equipoise.methods.closed import DEFAULTS, ClosedClient
 from equipoise.methods.closed import Options as ClosedOptions
 from equipoise.methods.local import LocalServer
 
@@ -69,5 +69,5 @@ METHOD = Method(
     year=0,
     changes="classifier in closed form on a body that is not trained, no communication",
     options=Options,
-    defaults={"train": {"rounds": 1}},
+    defaults=DEFAULTS,
 )

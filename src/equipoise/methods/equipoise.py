@@ -16,7 +16,7 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from equipoise.contract.method import Method
-from equipoise.methods.closed import ClosedClient, ClosedServer
+from equipoise.methods.closed import DEFAULTS, ClosedClient, ClosedServer
 from equipoise.methods.closed import Options as ClosedOptions
 
 
@@ -39,5 +39,5 @@ METHOD = Method(
     year=0,
     changes="classifier in closed form on a body that is not trained, personalisation (mixed sums)",
     options=Options,
-    defaults={"train": {"rounds": 1}},
+    defaults=DEFAULTS,
 )

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
@@ -88,7 +89,8 @@ class PerFedAvgClient(FedAvgClient):
 
     def hessian_product(self, batch: Batch, parameters: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
         """H direction at the net's present weights: the gradient of <g, direction>, through one forward pass."""
-        loss = self.loss(batch, self.outputs(batch))
+        with sdpa_kernel(SDPBackend.MATH):  # torch's quick kernels of attention have no second derivative
+            loss = self.loss(batch, self.outputs(batch))
         gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         slope = torch.stack([(g * d).sum() for g, d in zip(gradients, direction)]).sum()
         return list(torch.autograd.grad(slope, parameters, materialize_grads=True))

@@ -42,6 +42,11 @@ class Net(nn.Module):
         """D, the number of pooled features."""
         return self.head.in_features
 
+    @property
+    def frozen_parameters(self) -> int:
+        """Number of weights within the net that neither train nor travel."""
+        return sum(getattr(module, "frozen_parameters", 0) for module in self.body.children())
+
     def features(self, images: Tensor) -> Tensor:
         """Pooled features (B, D) of images (B, C, H, W), before dropout."""
         height, width = images.shape[-2:]

@@ -21,8 +21,13 @@ OF_ADAPTERS = (
     "hidden",
     "hidden_norm",
     "scale",
+    "lora_rank",
+    "lora_layers",
     "encoder_digest",
 )
+OF_HIDDEN, OF_LORA = ("hidden", "hidden_norm"), ("lora_rank", "lora_layers")
+#: what LoRA has no use for, and would do harm to the encoder's weights
+NOT_OF_LORA = ("freeze_up_to", "views", "init", "group_norm", "norm_momentum")
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -70,38 +75,48 @@ class NetConfig(Table):
     """Augmented views of each image whose features are stored too; training draws among them."""
     stored: Literal["float16", "float32"] = Field(default="float16", json_schema_extra=LATER)
     """Precision in which features are stored."""
-    adapter: Literal["linear", "hidden"] = Field(default="hidden", json_schema_extra=LATER)
-    """Layers that train on the features: only a linear head, or a hidden layer below it."""
+    adapter: Literal["linear", "hidden", "lora"] = Field(default="hidden", json_schema_extra=LATER)
+    """Layers that train: a `linear` head on the features, a `hidden` layer below it, or LoRA's matrices within the
+    encoder and a head; then each step computes the encoder anew."""
     hidden: int = Field(default=256, ge=1, le=1 << 16, json_schema_extra=LATER)
     """Width of the hidden layer; its outputs are the features that methods see."""
     hidden_norm: Literal["batch", "layer", "none"] = Field(default="batch", json_schema_extra=LATER)
     """Norm layer of the hidden layer, before its ReLU."""
     scale: Literal["unit", "none"] = Field(default="unit", json_schema_extra=LATER)
     """Scale of pooled features: `unit` divides each image's features by their root mean square."""
+    lora_rank: int = Field(default=8, ge=1, le=1 << 10, json_schema_extra=LATER)
+    """Rank of LoRA's matrices; their product is added twice, as with `lora_alpha` of two ranks."""
+    lora_layers: tuple[str, ...] | None = Field(default=None, json_schema_extra=LATER)
+    """Linear layers that get LoRA's matrices, by the ends of their names; default: those for queries and values."""
     encoder_digest: str | None = Field(default=None, json_schema_extra=LATER)
     """Digest of the encoder and its weights. Runs record it and refuse any other encoder."""
 
     @property
     def frozen(self) -> bool:
         """Whether the net trains on features of a frozen encoder instead of images."""
-        return self.name == ADAPTER
+        return self.name == ADAPTER and not self.low_rank
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether LoRA's matrices train within the encoder, on images."""
+        return self.adapter == "lora"
 
     def lacks(self) -> dict[str, str]:
         """Words that this net does not grant to methods, and why (`equipoise.contract.words`)."""
-        if not self.frozen or self.freeze_up_to is not None:
+        if self.name != ADAPTER or self.freeze_up_to is not None:
             return {}
-        if self.adapter == "linear":
-            why, remedy = "the linear adapter does not have", 'set net.adapter = "hidden"'
+        if self.adapter != "hidden":
+            why, remedy = f"the adapter {self.adapter} does not train", 'set net.adapter = "hidden"'
             return dict.fromkeys(("norm layers", "batch norm"), f"{why}; {remedy}")
         lacking = {"batch": (), "layer": ("batch norm",), "none": ("norm layers", "batch norm")}[self.hidden_norm]
         why = f'the adapter does not have under net.hidden_norm = "{self.hidden_norm}"; set net.hidden_norm = "batch"'
         return dict.fromkeys(lacking, why)
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        if not self.frozen:
+        if self.name != ADAPTER:
             return {}
-        linear = self.adapter == "linear"
-        return dict.fromkeys(("hidden", "hidden_norm"), 'net.adapter is "linear"') if linear else {}
+        useless = {"linear": OF_HIDDEN + OF_LORA, "hidden": OF_LORA, "lora": (*OF_HIDDEN, "stored")}[self.adapter]
+        return dict.fromkeys(useless, f'net.adapter is "{self.adapter}"')
 
     @property
     def outside(self) -> bool:
@@ -128,10 +143,17 @@ class NetConfig(Table):
 
     @model_validator(mode="after")
     def _of_adapters(self) -> "NetConfig":
-        if self.frozen and self.encoder is None:
+        usual = type(self).model_fields
+        if self.name == ADAPTER and self.encoder is None:
             raise ValueError("the net adapter needs an encoder: set net.encoder (--encoder) to efficientnet-lite0, say")
-        if not self.frozen:
-            usual = type(self).model_fields
+        if self.low_rank:
+            for key in NOT_OF_LORA:
+                if getattr(self, key) != usual[key].default:
+                    raise ValueError(
+                        f"net.{key} does not go with net.adapter = 'lora', which trains within a whole encoder on "
+                        "images; leave it out, or choose another adapter"
+                    )
+        if self.name != ADAPTER:
             for key in OF_ADAPTERS:
                 if getattr(self, key) != usual[key].default:
                     raise ValueError(f"net.{key} is for the net adapter, and the net is {self.name}; leave it out")

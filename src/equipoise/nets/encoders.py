@@ -26,6 +26,8 @@ from equipoise.nets.weights import read_state
 
 #: nothing of an encoder depends on a number of classes
 CLASSES = 2
+#: pixels per side of the images that an encoder without a size of its own is tried on
+TRIED = 64
 
 
 class Frozen(nn.Module):
@@ -40,7 +42,7 @@ class Frozen(nn.Module):
         self.precision = torch.float16 if stored == "float16" else torch.float32
 
     def forward(self, images: Tensor) -> Tensor:
-        found = _tensor(self.module(images))
+        found = features_in(self.module(images))
         if found.ndim == 2:
             found = found[:, :, None, None]
         elif found.ndim == 3:
@@ -117,7 +119,7 @@ def build_encoder(config: NetConfig, channels: int = 3) -> Encoder:
     rest, width = None, 0
     if config.freeze_up_to is not None:
         digest += f"-{config.freeze_up_to}"
-        whole, rest, width = cut(whole, config.freeze_up_to, config.encoder, (channels, size or 64))
+        whole, rest, width = cut(whole, config.freeze_up_to, config.encoder, (channels, size or TRIED))
     if config.encoder_digest not in (None, digest):
         raise UserError(
             f"the encoder {config.encoder} has changed since the run began (digest {digest}, then "
@@ -182,21 +184,30 @@ def _from_monai(name: str, config: NetConfig, channels: int) -> Made:
 
 def _from_hub(name: str, config: NetConfig, channels: int) -> Made:
     net = build_net(NetConfig(name=name, weights=config.encoder_weights or "pretrained"), CLASSES, channels)
-    about = getattr(getattr(getattr(net.body, "module", None), "config", None), "image_size", 0)
-    size = about if isinstance(about, int) else max(about or (0,))
-    return _FeaturesOf(net), size, _hub_statistics(name.partition(":")[2])
+    size, statistics = _hub_preparation(name.partition(":")[2])
+    about = getattr(getattr(getattr(net.body, "module", None), "config", None), "image_size", None)
+    if about is not None:
+        size = about if isinstance(about, int) else max(about)
+    return _FeaturesOf(net), size, statistics
 
 
-def _hub_statistics(name: str) -> Statistics | None:
-    """Mean and standard deviation of a model's own preparation, where it has one."""
-    from transformers import AutoImageProcessor
+def _hub_preparation(name: str) -> tuple[int, Statistics | None]:
+    """Pixels per side, and mean and standard deviation, by the file of a model's own preparation; 0 and None without.
+
+    The file is read as it is: transformers' own classes for it need torchvision.
+    """
+    from transformers import ImageProcessingMixin
 
     folder = Path(name).expanduser()
     try:
-        told = AutoImageProcessor.from_pretrained(str(folder) if folder.is_dir() else name)
-        return tuple(told.image_mean), tuple(told.image_std)
-    except (OSError, ValueError, AttributeError, ImportError, TypeError):
-        return None
+        told, _ = ImageProcessingMixin.get_image_processor_dict(str(folder) if folder.is_dir() else name)
+    except (OSError, ValueError):
+        return 0, None
+    size = told.get("crop_size") or told.get("size") or 0
+    size = max(size.values()) if isinstance(size, dict) else size
+    statistics = (told.get("image_mean"), told.get("image_std")) if told.get("do_normalize", True) else (None, None)
+    mean, std = statistics
+    return int(size), None if mean is None or std is None else (tuple(mean), tuple(std))
 
 
 def _from_outside(name: str, config: NetConfig, channels: int) -> Made:
@@ -263,7 +274,7 @@ def _of_run(name: str, config: NetConfig, channels: int) -> Made:
     return _FeaturesOf(net), augment.size or start["image_size"], choose_statistics(augment, channels)
 
 
-def _tensor(output: Any) -> Tensor:
+def features_in(output: Any) -> Tensor:
     """The features among what a module gives."""
     for name in ("pooler_output", "last_hidden_state", "logits"):
         if getattr(output, name, None) is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError, first_line, is_memory
+from equipoise.core.extras import imported
 from equipoise.core.outside import code_digest, give, reachable
 from equipoise.core.plugins import find
 from equipoise.core.suggestions import meant
@@ -212,19 +213,18 @@ def _from_monai(name: str, num_classes: int, channels: int, arguments: Mapping[s
 
 def _from_hub(name: str, num_classes: int, channels: int, weights: str, arguments: Mapping[str, Any]) -> nn.Module:
     """An image classifier of Hugging Face's transformers, from a hub, the cache or a folder."""
-    try:
-        from transformers import AutoConfig, AutoModelForImageClassification
-    except ImportError:
-        raise UserError(f"the net hf:{name} needs transformers: pip install transformers") from None
+    transformers = imported("transformers", "hub", f"the net hf:{name}")
+    classifier = transformers.AutoModelForImageClassification
+    transformers.utils.logging.disable_progress_bar()  # one for each net that is made
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     try:
-        about = AutoConfig.from_pretrained(source, num_labels=num_classes, **arguments)
+        about = transformers.AutoConfig.from_pretrained(source, num_labels=num_classes, **arguments)
         about.num_channels = channels
         if weights == "none":
-            made = AutoModelForImageClassification.from_config(about)
+            made = classifier.from_config(about)
         else:
-            made = AutoModelForImageClassification.from_pretrained(source, config=about, ignore_mismatched_sizes=True)
+            made = classifier.from_pretrained(source, config=about, ignore_mismatched_sizes=True)
     except (OSError, ValueError) as problem:
         raise UserError(
             f"the net hf:{name} cannot be loaded: {first_line(problem)}; without a connection, copy the model's folder "

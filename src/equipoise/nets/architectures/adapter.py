@@ -1,6 +1,7 @@
 """A small net on features of a frozen encoder (`net.encoder`): a linear head, or one hidden layer and a head.
 
-Where the encoder is cut at a layer (`net.freeze_up_to`), its later layers come first, and train.
+Where the encoder is cut at a layer (`net.freeze_up_to`), its later layers come first, and train. Under LoRA the whole
+encoder comes first, and matrices within it train.
 """
 
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ def adapter(num_classes: int, channels: int, dropout: float, config: NetConfig) 
         encoder = build_encoder(config)
         assert encoder.rest is not None
         layers, width = [encoder.rest, nn.Flatten()], encoder.width
+    elif config.low_rank:
+        from equipoise.nets.low_rank import with_lora
+
+        body, width = with_lora(config, channels)
+        layers = [body]
     if config.scale == "unit":
         layers.append(Unit())
     if config.adapter == "hidden":
