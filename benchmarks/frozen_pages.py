@@ -1,33 +1,69 @@
-"""Tables and verdicts of the page of results that come from `results/frozen/`."""
+"""Tables and sentences of the page of results that come from `results/frozen/`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "frozen"
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
 HEADS = ("balanced accuracy", "macro F1", "worst class")
 OURS, RIVALS = "equipoise", ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
-#: study, data set, patients, and what the page calls these
-VIEWS = (
-    ("dermoscopy", "", "own", "PRR's sites, own patients"),
-    ("dermoscopy", "", "any", "PRR's sites, all patients"),
-    ("isic", "", "own", "Fed-ISIC2019, own patients"),
-    ("isic", "", "any", "Fed-ISIC2019, all patients"),
-    ("ham10000", "Dirichlet 0.05", "any", "HAM10000, Dirichlet 0.05"),
-    ("ham10000", "Dirichlet 0.1", "any", "HAM10000, Dirichlet 0.1"),
-    ("pbc", "Dirichlet 0.05", "any", "PBC, Dirichlet 0.05"),
-    ("pbc", "Dirichlet 0.1", "any", "PBC, Dirichlet 0.1"),
-)
+LOCAL, POOLED = "closed, local", "central"
+#: points that the goal asks for, in balanced accuracy and worst-class recall, and on how many federations
+POINTS, FEDERATIONS = 3.0, 3
+#: seeds that a whole row has
+SEEDS = 5
+FEDERATION = {"dermoscopy": "PRR's sites", "isic": "Fed-ISIC2019", "ham10000": "HAM10000", "pbc": "PBC"}
+
+
+class View(NamedTuple):
+    """The scores of a study on one data set: of each site's own patients, or of all."""
+
+    study: str
+    data: str
+    patients: str
+
+    @property
+    def title(self) -> str:
+        """The name on the page."""
+        return f"{FEDERATION[self.study]}, {self.data or f'{self.patients} patients'.replace('any', 'all')}"
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """The rows that have such scores."""
+        return {name: row for name, row in rows_of(self.study, self.data).items() if self.patients in row}
+
+    def mean(self, row: str, metric: str = METRICS[0]) -> float:
+        """A row's mean over seeds."""
+        return float(self.rows[row][self.patients][metric]["mean"])
+
+    def gap(self, first: str, second: str, metric: str = METRICS[0]) -> list[float] | None:
+        """A difference with its interval; None where the two have no seed of one machine in common."""
+        own = rows_of(self.study, self.data).get(first, {}).get("gaps", {}).get(self.patients, {}).get(second, {})
+        found: list[float] | None = own.get(metric)
+        return found
+
+    def best_rival(self, metric: str) -> str:
+        """The rival with the highest score."""
+        return max((name for name in RIVALS if name in self.rows), key=lambda name: self.mean(name, metric))
+
+
+DRAWN = [View(study, f"Dirichlet {alpha}", "any") for study in ("ham10000", "pbc") for alpha in (0.05, 0.1)]
+OWN = [View("dermoscopy", "", "own"), View("isic", "", "own")]
+STRANGERS = [View("dermoscopy", "", "any"), View("isic", "", "any")]
+VIEWS = [view for pair in zip(OWN, STRANGERS, strict=True) for view in pair] + DRAWN
+#: as the papers test: own patients where sites have their own, one test set for all where sites are drawn
+AS_PAPERS = [*OWN, *DRAWN]
 #: a paper's claim: the row that claims, the row that it claims to beat
 CLAIMS = (
-    ("PRR", "CPA", "prr", "prr without CPA"),
-    ("PRR", "DET", "prr", "prr without DET"),
+    ("PRR", "PRR over FML", "prr", "fml"),
     ("PRR", "PFA", "prr", "prr without PFA"),
+    ("PRR", "DET", "prr", "prr without DET"),
+    ("PRR", "CPA", "prr", "prr without CPA"),
     ("FedNPR", "FedNPR-Per over FedAvg", "fednpr-per", "fedavg"),
     ("FedNPR", "NPR", "fednpr-per", "fednpr-per without NPR"),
     ("FedNPR", "Sinkhorn over random", "fednpr-per", "fednpr-per, random clusters"),
@@ -35,9 +71,23 @@ CLAIMS = (
     ("FedIIC", "margins", "fediic", "fediic without margins"),
     ("FedIIC", "intra-client contrast", "fediic", "fediic without intra-contrast"),
     ("FedIIC", "inter-client contrast", "fediic", "fediic without inter-contrast"),
+    ("FedBM", "FedBM over FedETF", "fedbm", "fedetf"),
     ("FedBM", "its generator", "fedbm", "fedbm without generator"),
     ("FedBM", "its classifier of text", "fedbm", "fedbm, learned classifier"),
 )
+#: hospitals, the views that are like them, and whether they may exchange anything
+HOSPITALS = (
+    ("lack some classes", DRAWN, True),
+    ("meet patients of other hospitals", STRANGERS, True),
+    ("have all classes, and meet their own patients alone", OWN[:1], True),
+    ("differ in classes and scanners, and meet their own patients alone", OWN[1:], True),
+    ("may send nothing", OWN, False),
+)
+NAMES = {
+    "closed, common": "`closed`, the common model",
+    "closed, local": "`closed-local`",
+    "closed": "`closed`, each site's own model",
+}
 
 
 @cache
@@ -47,69 +97,176 @@ def rows_of(study: str, data: str) -> dict[str, Any]:
     return found
 
 
-def score(study: str, data: str, patients: str, row: str, metric: str = METRICS[0]) -> float:
-    """A row's mean over seeds."""
-    return float(rows_of(study, data)[row][patients][metric]["mean"])
+@cache
+def recipe() -> dict[str, Any]:
+    """The search of the recipe."""
+    found: dict[str, Any] = json.loads((RESULTS.parent / "recipe.json").read_text(encoding="utf-8"))
+    return found
 
 
-def core(study: str, data: str, patients: str) -> Iterator[tuple[str, ...]]:
+def named(row: str) -> str:
+    """A row in words: how to run it."""
+    method, _, loss = row.partition("+")
+    loss = f"{loss} softmax" if loss == "balanced" else loss
+    return NAMES.get(row, f"`{method}`" + (f" with {loss}" if loss else ""))
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def core(view: View) -> Iterator[tuple[str, ...]]:
     """The core rows, the highest balanced accuracy first, each score with its interval."""
-    rows = {name: row for name, row in rows_of(study, data).items() if row["table"] == "Core" and patients in row}
-    best = {metric: max(row[patients][metric]["mean"] for row in rows.values()) for metric in METRICS}
-    for name, row in sorted(rows.items(), key=lambda pair: -pair[1][patients][METRICS[0]]["mean"]):
+    rows = {name: row for name, row in view.rows.items() if row["table"] == "Core"}
+    best = {metric: max(view.mean(name, metric) for name in rows) for metric in METRICS}
+    for name, row in sorted(rows.items(), key=lambda pair: -view.mean(pair[0])):
         told = []
         for metric in METRICS:
-            own = row[patients][metric]
+            own = row[view.patients][metric]
             mean = f"{own['mean']:.1f}"
             mean = f"**{mean}**" if own["mean"] == best[metric] else mean
             told.append(f"{mean} ({own['low']:.0f} to {own['high']:.0f})")
-        yield (name, str(len(row["seeds"])), *told)
+        yield (starred(name, row), str(len(row["seeds"])), *told)
 
 
-def gap(study: str, data: str, patients: str, first: str, second: str, metric: str) -> list[float] | None:
-    """A difference with its interval and the probability that the first row is better; None where one is missing."""
-    own = rows_of(study, data).get(first, {}).get("gaps", {}).get(patients, {}).get(second, {})
-    return own.get(metric)
+def starred(name: str, row: Mapping[str, Any]) -> str:
+    """A row's name, with a star where another machine ran it."""
+    return name if row.get("machine") == "this" else f"{name} \\*"
+
+
+def beyond() -> Iterator[tuple[str, ...]]:
+    """Balanced accuracy of all other rows, on every data set."""
+    every = [view.rows for view in VIEWS]
+    names = dict.fromkeys(name for rows in every for name, row in rows.items() if row["table"] != "Core")
+    for name in names:
+        cells = [
+            f"{view.mean(name):.1f} ({len(rows[name]['seeds'])})" if name in rows else "" for view, rows in pairs()
+        ]
+        yield (name, *cells)
+
+
+def pairs() -> list[tuple[View, dict[str, Any]]]:
+    """All views with their rows."""
+    return [(view, view.rows) for view in VIEWS]
 
 
 def told_gap(found: Sequence[float] | None) -> str:
     """A difference and its interval; bold where the interval excludes zero."""
     if found is None:
-        return "not run"
-    text = f"{found[0]:+.1f} ({found[1]:+.1f} to {found[2]:+.1f})"
-    return f"**{text}**" if found[1] > 0 or found[2] < 0 else text
-
-
-def verdict(found: Sequence[float] | None) -> str:
-    """What an interval says of a claim."""
-    if found is None:
         return "open"
-    return "holds" if found[1] > 0 else "does not hold: the reverse" if found[2] < 0 else "not shown"
+    text = f"{found[0]:+.1f} ({found[1]:+.0f} to {found[2]:+.0f})"
+    return f"**{text}**" if decided(found) else text
+
+
+def decided(found: Sequence[float] | None) -> int:
+    """1 where a whole interval is above zero, -1 where it is below, else 0."""
+    return 0 if found is None else int(found[1] > 0) - int(found[2] < 0)
+
+
+def exchange() -> Iterator[tuple[str, ...]]:
+    """What each row that exchanges something gains over the local closed form in balanced accuracy."""
+    names = dict.fromkeys(name for view in VIEWS for name, row in view.rows.items() if row["table"] != "Components")
+    for name in names:
+        if name.partition("+")[0] not in ("local", LOCAL, POOLED):
+            yield (name, *(told_gap(view.gap(name, LOCAL)) for view in VIEWS))
+
+
+def losses() -> Iterator[tuple[str, ...]]:
+    """What each loss gains over cross-entropy in local learning."""
+    names = dict.fromkeys(name for view in VIEWS for name in view.rows if name.startswith("local+"))
+    for name in sorted(names):
+        yield (name.partition("+")[2], *(told_gap(view.gap(name, "local")) for view in VIEWS))
 
 
 def goal() -> Iterator[tuple[str, ...]]:
     """Our recipe against the best rival of each score, on every data set."""
-    for study, data, patients, title in VIEWS:
-        rows = rows_of(study, data)
-        if OURS not in rows:
-            continue
-        told = [title]
-        for metric in METRICS:
-            rivals = {name: rows[name][patients][metric]["mean"] for name in RIVALS if name in rows}
-            best = max(rivals, key=lambda name: rivals[name])
-            told.append(f"{told_gap(gap(study, data, patients, OURS, best, metric))}, {best}")
-        yield tuple(told)
+    for view in VIEWS:
+        best = {metric: view.best_rival(metric) for metric in METRICS}
+        told = [f"{told_gap(view.gap(OURS, rival, metric))}, {rival}" for metric, rival in best.items()]
+        yield (view.title, *told, "yes" if reached(view) else "no")
 
 
-def exchange() -> Iterator[tuple[str, ...]]:
-    """What rows gain over the local closed form in balanced accuracy: is exchange worth it?"""
-    for study, data, patients, title in VIEWS:
-        names = ("closed", "closed, common", OURS, "fedavg+balanced", "prr")
-        yield (title, *(told_gap(gap(study, data, patients, name, "closed, local", METRICS[0])) for name in names))
-
-
-def claims() -> Iterator[tuple[str, str, str, str, str]]:
-    """Each claim's gain on PRR's sites: paper, claim, balanced accuracy, macro F1, verdict."""
+def claims() -> Iterator[tuple[str, ...]]:
+    """Each claim's gain in balanced accuracy as the papers test, and the verdict."""
     for paper, what, first, second in CLAIMS:
-        gaps = [gap("dermoscopy", "", "own", first, second, metric) for metric in METRICS[:2]]
-        yield (paper, what, *(told_gap(one) for one in gaps), verdict(gaps[0]))
+        gaps = [view.gap(first, second) for view in AS_PAPERS]
+        yield (paper, what, *map(told_gap, gaps), verdict(gaps))
+
+
+def verdict(gaps: Sequence[Sequence[float] | None]) -> str:
+    """What intervals say of a claim.
+
+    >>> verdict([[2, 1, 3], [1, -1, 3], None]), verdict([[-2, -3, -1], [0, -1, 1]]), verdict([None])
+    ('holds on 1 of 2', 'does not hold: the reverse on 1 of 2', 'open')
+    """
+    known = [decided(gap) for gap in gaps if gap is not None]
+    holds, reverse = known.count(1), known.count(-1)
+    if not known:
+        return "open"
+    if holds and reverse:
+        return f"holds on {holds} of {len(known)}, the reverse on {reverse}"
+    if reverse:
+        return f"does not hold: the reverse on {reverse} of {len(known)}"
+    return f"holds on {holds} of {len(known)}" if holds else "not shown"
+
+
+# ---- sentences ------------------------------------------------------------------------------------------------------
+
+
+def reached(view: View) -> bool:
+    """Whether the recipe reaches the goal: points in two scores beyond chance, and no less macro F1."""
+    gaps = {metric: view.gap(OURS, view.best_rival(metric), metric) for metric in METRICS}
+    if None in gaps.values():
+        return False
+    enough = [gaps[metric] for metric in METRICS if metric != "macro_f1"]
+    return all(gap[0] >= POINTS and gap[1] > 0 for gap in enough) and gaps["macro_f1"][0] >= 0  # type: ignore[index]
+
+
+def federations_reached() -> list[str]:
+    """The federations on which the recipe reaches the goal in every view."""
+    return [title for study, title in FEDERATION.items() if all(reached(view) for view in VIEWS if view.study == study)]
+
+
+def ahead(sign: int) -> list[str]:
+    """The views in which the recipe's balanced accuracy is above the best rival's, or below it, beyond chance."""
+    return [view.title for view in VIEWS if decided(view.gap(OURS, view.best_rival(METRICS[0]))) == sign]
+
+
+def best_rows(views: Sequence[View], exchanging: bool) -> list[str]:
+    """The rows by their mean balanced accuracy over some views, the best first."""
+    every = [view.rows for view in views]
+    shown = ("Core", "All methods", "Losses at each site alone")
+    names = [name for name in every[0] if all(name in rows and rows[name]["table"] in shown for rows in every)]
+    names = [name for name in names if name != POOLED]
+    names = [name for name in names if exchanging or name.partition("+")[0] in ("local", LOCAL)]
+    return sorted(names, key=lambda name: -sum(view.mean(name) for view in views))
+
+
+def which() -> Iterator[tuple[str, str, str]]:
+    """For each kind of hospitals: what to take, and the balanced accuracy behind it."""
+    for hospitals, views, exchanging in HOSPITALS:
+        best, second, *rest = best_rows(views, exchanging)
+        others = [second, *(name for name in ("fedavg+balanced", "local+balanced", "prr") if name in rest)]
+        told = "; ".join(
+            f"{view.title}: {view.mean(best):.1f}, " + ", ".join(f"{named(row)} {view.mean(row):.1f}" for row in others)
+            for view in {view.study: view for view in reversed(views)}.values()
+        )
+        yield (hospitals, named(best), told)
+
+
+def trained(study: Any) -> Iterator[str]:
+    """Rows of full training with several seeds, in words and with their scores, the highest first."""
+    rows = {row: f"`{row}`" for row in ("prr", "fml", "local", "fedbn", "fedavg")}
+    rows |= {"prr-cpa": "`prr` without CPA", "prr-exact": "`prr` as released"}
+    for row in sorted(rows, key=lambda row: -study.mean(row)):
+        yield f"{rows[row]} {study.mean(row):.1f}"
+
+
+def complete() -> Iterator[tuple[str, ...]]:
+    """For each data set: core rows with all seeds, the fewest seeds of one, other rows, and rows of another machine."""
+    for study, data in dict.fromkeys((view.study, view.data) for view in VIEWS):
+        rows = rows_of(study, data).values()
+        core = [len(row["seeds"]) for row in rows if row["table"] == "Core"]
+        whole = sum(count >= SEEDS for count in core)
+        elsewhere = sum(row.get("machine") != "this" for row in rows)
+        title = ", ".join(filter(None, (FEDERATION[study], data)))
+        yield (title, f"{whole} of {len(core)}", str(min(core)), str(len(rows) - len(core)), str(elsewhere))

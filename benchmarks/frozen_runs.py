@@ -1,7 +1,7 @@
 """Runs of the frozen studies one after the other in one process, the most needed first; the same command goes on.
 
     python benchmarks/frozen_runs.py --out RUNS [--until 20:00]     # UTC
-    python benchmarks/frozen_runs.py --out RUNS --plan              # what is done and what is left, by stage
+    python benchmarks/frozen_runs.py --out RUNS --plan              # counts finished runs by stage
 
 It reads each federation once, keeps no models, and writes no reports. `frozen_scores.py RUNS` reads its runs.
 """

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from scipy.stats import kendalltau
 from scipy.stats import t as student
 
 from equipoise.metrics import METRICS, from_confusion
 from equipoise.report import RunRecord, read_run
-from equipoise.studies.archive import unpack
+from equipoise.studies.archive import ARCHIVE, unpack
 
 sys.path.insert(0, str(Path(__file__).parent))
 import coverage
@@ -56,6 +57,10 @@ class Study:
         """How far a row's mean is ahead of another's."""
         return self.mean(row, metric, site) - self.mean(other, metric, site)
 
+    def lead_on_paper(self, row: str, metric: str = "macro_f1") -> float:
+        """How far a row's mean is ahead of the paper's."""
+        return self.mean(row, metric) - self.rows[row]["paper"][metric]
+
     def farthest(self, rows: Iterable[str], metric: str = "macro_f1") -> float:
         """The largest distance of a row's mean from the paper's."""
         return max(abs(self.mean(row, metric) - self.rows[row]["paper"][metric]) for row in rows)
@@ -78,6 +83,35 @@ class Study:
         """The rows that the corrected t-test tells from the best."""
         tests = next(iter(self.summary["tests"].values()))
         return [test["other"] for test in tests if (test["t_test_holm"] or 1.0) < level]
+
+    def claim(self, row: str, other: str, metric: str = "macro_f1") -> tuple[str, str, str]:
+        """What a row gains over another: by seed, the mean with its interval over seeds, and a verdict.
+
+        Without logs there are no pairs, and the interval is Welch's with equal numbers of seeds.
+        """
+        if (self.folder / ARCHIVE).is_file():
+            own, rival = (dict(zip(self.rows[name]["seeds"], self.by_seed(name, metric))) for name in (row, other))
+            gains = [own[seed] - rival[seed] for seed in own if seed in rival]
+            n, gain, freedom = len(gains), float(np.mean(gains)), len(gains) - 1
+            deviation = float(np.std(gains, ddof=1)) if n > 1 else 0.0
+        else:
+            both = [self.rows[name][metric] for name in (row, other)]
+            n, gain, gains = both[0]["n"], both[0]["mean"] - both[1]["mean"], []
+            freedom, deviation = 2 * n - 2, float(np.hypot(both[0]["std"], both[1]["std"]))
+        by_seed = ", ".join(f"{value:+.1f}" for value in gains)
+        if n == 1:
+            return by_seed, f"{gain:+.1f}", "one seed: open"
+        margin = float(student.ppf(0.975, freedom) * deviation / n**0.5)
+        told = f"{gain:+.1f} ({gain - margin:+.1f} to {gain + margin:+.1f})"
+        if abs(gain) > margin:
+            return by_seed, f"**{told}**", "holds" if gain > 0 else "does not hold: the reverse"
+        signs = "; one sign" if gains and (min(gains) > 0 or max(gains) < 0) else ""
+        return by_seed, told, f"not shown{signs}"
+
+    def order(self, metric: str = "macro_f1") -> float:
+        """Kendall's tau of our order of rows with the paper's: 1 where both agree."""
+        rows = [row for row in self.rows.values() if row["paper"] and metric in row["paper"]]
+        return float(kendalltau([row[metric]["mean"] for row in rows], [row["paper"][metric] for row in rows])[0])
 
     def spread(self, row: str, metric: str, view: str = "") -> str:
         """Mean and standard deviation, of what the row reports or of one kind of its models."""

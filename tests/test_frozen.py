@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from equipoise.methods import get_method
 from equipoise.metrics import from_confusion
 from equipoise.studies.study_file import load_study
 
@@ -74,8 +74,62 @@ def test_all_patients_are_the_patients_of_all_sites():
         assert np.sum(matrix, axis=1).tolist() == known["images"]
 
 
-def test_thirty_one_tables_are_covered():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+def test_the_recipe_is_the_winner_of_its_search():
+    search = json.loads((ROOT / "results" / "recipe.json").read_text(encoding="utf-8"))
+    every, winner, options = search["candidates"], search["winner"], get_method("equipoise").options()
+    assert (options.dimensions, options.shrinkage, options.prior, [options.others]) == (
+        *(winner[name] for name in ("dimensions", "shrinkage", "prior")),
+        winner["others"],
+    )
+    usual = np.mean([search["usual"][study] for study in ("dermoscopy", "pbc")], axis=0)
+    for row in every:
+        accuracy, f1, worst = np.mean([row["dermoscopy"], row["pbc"]], axis=0)
+        assert row["merit"] == pytest.approx((accuracy + worst) / 2, abs=0.01)
+        assert row["allowed"] == (f1 >= usual[1]) or f1 == pytest.approx(usual[1], abs=0.01)
+    assert winner["merit"] == max(row["merit"] for row in every if row["allowed"])
+
+
+def test_a_published_row_stays_until_a_new_one_has_as_many_seeds(benchmarks):
+    from frozen_scores import merged
+
+    old = {
+        "a": {"seeds": [1, 2], "gaps": {"any": {"b": "old", "c": "old"}}},
+        "b": {"seeds": [1, 2], "gaps": {}},
+        "c": {"seeds": [1, 2], "gaps": {}},
+    }
+    new = {
+        "a": {"seeds": [1, 2, 3], "machine": "this", "gaps": {"any": {"b": "new", "c": "new"}}},
+        "b": {"seeds": [1, 2], "machine": "this", "gaps": {}},
+        "c": {"seeds": [1], "machine": "this", "gaps": {}},
+    }
+    found = merged(old, new)
+    assert {name: row["machine"] for name, row in found.items()} == {"a": "this", "b": "this", "c": "another"}
+    assert found["a"]["gaps"]["any"] == {"b": "new", "c": "old"} and found["c"]["seeds"] == [1, 2]
+    assert merged(found, new) == found
+
+
+@pytest.mark.parametrize(
+    ("gaps", "told"),
+    [
+        ([[2, 1, 3], [1, -1, 3], None], "holds on 1 of 2"),
+        ([[-2, -3, -1], [0, -1, 1]], "does not hold: the reverse on 1 of 2"),
+        ([[2, 1, 3], [-2, -3, -1]], "holds on 1 of 2, the reverse on 1"),
+        ([[0, -1, 1]], "not shown"),
+        ([None], "open"),
+    ],
+)
+def test_a_verdict_counts_the_intervals_without_zero(gaps, told, benchmarks):
+    from frozen_pages import verdict
+
+    assert verdict(gaps) == told
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def test_thirty_one_tables_are_covered(benchmarks):
     import coverage as of_papers
 
     found = of_papers.coverage()
