@@ -2,6 +2,9 @@
 
     python benchmarks/same_bits.py REV [REV2] [--here] [--only REGEX] [--ways a,b] [--quick] [--list] [--cache DIR]
 
+All settings of the new commit's runs are those that the old commit resolved: a default that changed is no bit that
+changed. Changed defaults are listed first.
+
 REV2 is the commit that is checked out, unless the command names another. `--here` takes the files of this folder with
 uncommitted work. A path takes those of another folder. The old commit runs each case once. The new commit must give
 the same tensors and scores:
@@ -14,7 +17,7 @@ the same tensors and scores:
 - folders: `report`, `predict`, `export` and `study` with folders of the old commit
 - pilot: server and hospitals of an old pilot go on under the new commit, with their policies and what they kept
 
-Each difference is a line: case, way, file, tensor. The last line is "N of N equal". The exit status is 0 where all are
+A difference is a line: case, way, file, tensor. Each cause is shown once. The last line is "N of N equal". The exit status is 0 where all are
 equal, and 1 otherwise.
 """
 
@@ -30,7 +33,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bits.cases import SYSTEMS, Case, all_cases, quick
+from bits.cases import SYSTEMS, Case, all_cases, changed_defaults, quick
 from bits.continued import Folders
 from bits.runs import Found, Reference, Runs
 from bits.sides import Failed, Side, Source, checked_out, machine, running
@@ -42,6 +45,8 @@ HERE = Path(__file__).resolve().parents[1]
 #: ways of running each case, and ways of using folders
 RUN_WAYS = ("one", "workers", "resumed", "continued")
 WAYS = (*RUN_WAYS, "spawned", "folders", "pilot")
+#: lines about one comparison; further differences are counted
+SHOWN = 3
 #: cases and checks of folders between two lines about progress
 TOLD = 25
 
@@ -108,7 +113,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> int:
     began = time.monotonic()
     old = checked_out(options.old, HERE, scratch)
     new = checked_out(str(HERE) if options.here else options.new, HERE, scratch)
-    whole = Found()
+    whole, told = Found(), Told()
     with (
         running(old, scratch / "old.log", options.processes) as before,
         running(new, scratch / "new.log", options.processes) as after,
@@ -119,17 +124,42 @@ def compare(options: argparse.Namespace, scratch: Path) -> int:
             print(f"{len(cases)} cases")
             return 0
         print(f"{old.title} against {new.title}: {len(cases)} cases; {', '.join(options.ways)}", flush=True)
+        if changed := changed_defaults(before, after):
+            print(f"defaults that changed, so that the new commit runs with the old ones: {'; '.join(changed)}")
         for number, found in enumerate(comparisons(before, after, cases, options, scratch), 1):
             whole.add(found)
-            for line in found.lines:
-                print(line, flush=True)
+            for name, lines in found.unequal:
+                told(name, lines)
             if number % TOLD == 0:
                 print(f"  {number} parts, {whole.equal} of {whole.total} equal, {_since(began)}", flush=True)
+    told.end()
     print(
         f"{whole.equal} of {whole.total} equal in {_since(began)}: {len(cases)} cases, {whole.refused} of them refused "
         f"by both; {whole.tensors} tensors"
     )
     return int(whole.equal < whole.total)
+
+
+class Told:
+    """Prints a cause of differences once, with the first comparison that has it, and at the end how many have it."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, ...], list[str]] = {}
+
+    def __call__(self, name: str, lines: Sequence[str]) -> None:
+        """Take in the lines of a comparison; those that differ in numbers and names of tensors alone have one cause."""
+        causes = [re.sub(r"model/\S+|\d[\d.e+-]*", "…", line) for line in lines[:SHOWN]]
+        names = self._names.setdefault(tuple(dict.fromkeys(causes)), [])
+        names.append(name)
+        if len(names) == 1:
+            more = [f"and {len(lines) - SHOWN} more differences"] if len(lines) > SHOWN else []
+            print("\n".join(f"{name}: {line}" for line in [*lines[:SHOWN], *more]), flush=True)
+
+    def end(self) -> None:
+        """Name the comparisons that repeat an earlier one's cause."""
+        for first, *names in self._names.values():
+            if names:
+                print(f"like {first}, {len(names)} more: {'; '.join(names)}")
 
 
 def _since(began: float) -> str:

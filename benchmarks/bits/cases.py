@@ -143,14 +143,15 @@ def study_cases(study: Mapping[str, Any], methods: Iterable[str]) -> Iterator[Ca
 
 
 def _turned(settings: Mapping[str, Any], tables: tuple[str, ...]) -> dict[str, Any]:
-    flat = dict(_dotted(settings))
+    flat = dict(dotted(settings))
     return {key: value for key, value in flat.items() if key.startswith(tables) and key not in UNTURNED}
 
 
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as pairs of a dotted key and a value."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -172,12 +173,22 @@ def option_cases(side: Side, methods: Iterable[str]) -> Iterator[Case]:
 
 
 def other_values(side: Side, table: str, numbers: bool) -> Iterator[tuple[str, Any]]:
-    """Values that the options of a table may have besides their defaults, from `equipoise settings TABLE`."""
-    status, page = side.run("settings", table, "--markdown").result()
-    for line in page.splitlines() if not status else ():
-        row = ROW.match(line)
-        if row is not None and row["key"] not in TINY:
+    """Values that the options of a table may have besides their defaults."""
+    for row in listed(side, table):
+        if row["key"] not in TINY:
             yield from ((row["key"], value) for value in _others(row["kind"], row["default"], numbers))
+
+
+def listed(side: Side, *table: str) -> list[re.Match[str]]:
+    """The rows of `equipoise settings`, or of one of its tables."""
+    status, page = side.run("settings", *table, "--markdown").result()
+    return [row for row in map(ROW.match, page.splitlines()) if row is not None] if not status else []
+
+
+def changed_defaults(old: Side, new: Side) -> list[str]:
+    """The settings whose defaults differ between two commits."""
+    before, after = ({row["key"]: row["default"] for row in listed(side)} for side in (old, new))
+    return [f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after.get(key, before[key])]
 
 
 def _others(kind: str, default: str, numbers: bool) -> list[Any]:

@@ -61,7 +61,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    plain = json.loads(header.pop("__metadata__", {}).get("plain", "null"))
+    facts = header.pop("__metadata__", {})  # the plain values: an entry of old files, now beside the checksum
+    plain = json.loads(json.loads(facts["payload"])[1] if "payload" in facts else facts.get("plain", "null"))
     body = memoryview(content)[8 + size :]
     tensors = {
         name: Tensor(entry["dtype"], tuple(entry["shape"]), bytes(body[slice(*entry["data_offsets"])]))

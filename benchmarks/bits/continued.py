@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from html import unescape
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bits.cases import TINY, Case, case
+from bits.cases import TINY, Case, case, dotted
 from bits.compare import differences, differing
 from bits.sides import Side
 
@@ -118,7 +119,7 @@ class Folders:
     def studies(self) -> Iterator[Finding]:
         """A small study: its tables anew, and its runs where one was interrupted."""
         file, out = self.scratch / "guard.toml", self.place("studies")
-        file.write_text(study_text())
+        file.write_text(study_text(self.reference(FINISHED[0][0]) / "config.toml"))
         self.old.said("study", file, "--out", out, "--keep-checkpoints")
         yield "study --report-only", self.both(out, "study", str(file), "--out", "{}", "--report-only")
         broken = self.place("broken")
@@ -142,7 +143,7 @@ class Folders:
         cut(whole, again)
         for models in again.glob("pilot/sites/*/state/runs/*/models"):
             shutil.rmtree(models)
-        status, said = self.new.run(*command, "--out", again, "--resume").result()
+        status, said = self.new.run("pilot", whole / "config.toml", "--out", again, "--resume").result()
         yield (
             "pilot that goes on",
             [f"ends with status {status}: {said}"] if status else [*differences(whole, again, TRAFFIC)],
@@ -196,8 +197,11 @@ def _picture(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (PIXELS, PIXELS, 3), np.uint8)
 
 
-def study_text() -> str:
-    """A study of two methods and two seeds."""
-    settings = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items())
+def study_text(config: Path) -> str:
+    """A study of two methods and two seeds, with all settings of a run's config, whatever defaults are."""
+    held = dict(dotted(tomllib.loads(config.read_text(encoding="utf-8"))))
+    settings = "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in held.items() if key not in ("name", "method", "seed")
+    )
     rows = "".join(f'[[row]]\nname = "{name}"\nmethod = "{name}"\n' for name in ROWS)
     return f'name = "guard"\ntitle = "Guard"\nscope = "sites"\nseeds = [1, 2]\n[settings]\n{settings}{rows}'

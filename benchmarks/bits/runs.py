@@ -17,8 +17,6 @@ from bits.sides import Killed, Side
 
 #: the exit status of a command line that Equipoise refuses; it has then written nothing
 REFUSED = 2
-#: beyond these, differences of one run are counted, not shown
-SHOWN = 12
 #: how often a case is begun whose process ends
 ATTEMPTS = 3
 
@@ -31,16 +29,16 @@ class Found:
     equal: int = 0
     tensors: int = 0
     refused: int = 0
-    lines: list[str] = field(default_factory=list)
+    #: what differs, with the comparisons in which it does
+    unequal: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def note(self, name: str, lines: Sequence[str], tensors: int = 0) -> None:
         """Count a comparison with the lines that tell what differs."""
         self.total += 1
         self.equal += not lines
         self.tensors += tensors
-        self.lines += [f"{name}: {line}" for line in lines[:SHOWN]]
-        if len(lines) > SHOWN:
-            self.lines.append(f"{name}: and {len(lines) - SHOWN} more differences")
+        if lines:
+            self.unequal.append((name, list(lines)))
 
     def add(self, other: Found) -> None:
         """Count what another one has found."""
@@ -48,7 +46,7 @@ class Found:
         self.equal += other.equal
         self.tensors += other.tensors
         self.refused += other.refused
-        self.lines += other.lines
+        self.unequal += other.unequal
 
 
 class Reference:
@@ -137,6 +135,10 @@ class Runs:
                 found.note(f"{case.name} [{way}]", list(self.way(case, way)), tensors)
         return found
 
+    def held(self, case: Case) -> list[str]:
+        """The new commit's command line: all settings are those that the old commit resolved, whatever defaults are."""
+        return ["run", str(self.reference(case) / "config.toml"), *self.new.insists]
+
     def place(self, case: Case, way: str) -> Path:
         """The folder of a run of the new commit."""
         return self.scratch / case.slug / way
@@ -149,7 +151,7 @@ class Runs:
 
     def way(self, case: Case, way: str) -> Iterator[str]:
         """In which tensors and scores one way of running parts from the reference."""
-        own, command = self.place(case, way), list(case.arguments)
+        own, command = self.place(case, way), self.held(case)
         if way in ("workers", "spawned"):
             command += ["--workers", "2"]
         elif way == "resumed":
@@ -171,7 +173,7 @@ class Runs:
         """The new commit's undisturbed run; where that fails, the reference has to do, and `one` tells of it."""
         own = self.place(case, "one")
         if not own.exists():
-            self.new.run(*case.arguments, "--out", own).result()
+            self.new.run(*self.held(case), "--out", own).result()
         return own if (own / "models").is_dir() else self.reference(case)
 
 

@@ -38,11 +38,12 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     Args:
         where: what to call the config in messages
     """
-    raw = override(_merged(read_raw(source), {k: v for k, v in top.items() if v is not None}), settings)
+    read = read_raw(source)
+    raw = override(_merged(read, {k: v for k, v in top.items() if v is not None}), settings)
     raw = _composition_split(raw)
     name, added = raw["method"], raw.get("components", [])
     raw, own = _without_own_defaults(raw, name)
-    implied = _defaults(name, added)
+    implied = {} if _states_a_run(read, name, added) else _defaults(name, added)
     raw = _merged(own, raw)
     net = raw.get("net")
     if not (isinstance(net, Mapping) and net.get("encoder")):
@@ -119,6 +120,12 @@ def _composition_split(raw: Mapping[str, Any]) -> dict[str, Any]:
     for component in added:
         get_component(component)
     return {**raw, "method": name} | ({"components": added} if added else {})
+
+
+def _states_a_run(raw: Mapping[str, Any], method: str, added: Sequence[str]) -> bool:
+    """Whether a config states a whole run of the method, as run folders do: a setting that it lacks is not set."""
+    same = (raw.get("method"), sorted(raw.get("components", []))) == (method, sorted(added))
+    return same and dotted(written(Config())).keys() <= dotted(raw).keys()
 
 
 def _defaults(method: str, added: Sequence[str]) -> Any:
