@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from equipoise.contract.config import Config
 from equipoise.contract.method import Setting
 from equipoise.data.federation import Federation, Site, Split
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.loop import Run
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method

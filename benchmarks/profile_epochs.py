@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from equipoise.contract.method import Setting
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
 from gpu import DERMOSCOPY

@@ -17,8 +17,8 @@ the same tensors and scores:
 - folders: `report`, `predict`, `export` and `study` with folders of the old commit
 - pilot: server and hospitals of an old pilot go on under the new commit, with their policies and what they kept
 
-A difference is a line: case, way, file, tensor. Each cause is shown once. The last line is "N of N equal". The exit status is 0 where all are
-equal, and 1 otherwise.
+A difference is a line: case, way, file, tensor. Each cause is shown once. The last line is "N of N equal". The exit
+status is 0 where all are equal, and 1 otherwise.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from equipoise.hospitals.masks import own_mask, secret_of, threshold
+from equipoise.hospitals.pairwise_masks import own_mask, secret_of, threshold
 from equipoise.hospitals.sum_desk import Identity, SumDesk
 
 

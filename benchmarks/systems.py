@@ -24,8 +24,8 @@ from equipoise.contract.protocol import Conversation
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Federation
 from equipoise.engine import training
-from equipoise.engine.base import Engine
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.engine import Engine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.runs import make_config
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method

@@ -9,7 +9,7 @@ import torch
 
 from equipoise.contract.method import Batch, Setting
 from equipoise.contract.protocol import Ask, Replies, Reply
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.engine.slot import Outcome, Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method

@@ -19,7 +19,7 @@ from equipoise.contract.protocol import Ask, Conversation, Replies, flatten
 from equipoise.contract.words import GRANTED
 from equipoise.data import Federation
 from equipoise.engine.evaluation import Evaluator
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.methods import get_method
 from harness import tiny_config, tiny_federation
 

@@ -101,7 +101,7 @@ LINEAR = """
 from torch import nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net, pooled
+from equipoise.nets.net import Net, pooled
 
 
 def linear(num_classes, channels, dropout):

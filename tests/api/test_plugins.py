@@ -14,7 +14,7 @@ from PIL import Image
 import equipoise as eq
 from equipoise.core import plugins
 from equipoise.engine.runs import make_config
-from equipoise.hospitals.plugins import check_plugins
+from equipoise.hospitals.allowed_plugins import check_plugins
 from harness import all_state, assert_same_bits, events, server_state
 
 SOURCES = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from composed import answered, client_of, perform, server_of, setting_of
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.losses import conjoint_prototype_aligned
 from equipoise.methods import get_method
 from harness import all_state, assert_same_bits, events, run_tiny, server_state, tiny_federation

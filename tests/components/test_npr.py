@@ -13,7 +13,7 @@ from equipoise.contract.protocol import Train
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
 from equipoise.engine.disclosure import disclosure_sheet
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.engine.slot import EVALUATE, Outcome, Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method

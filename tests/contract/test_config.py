@@ -125,3 +125,16 @@ def test_settings_that_came_later_do_not_keep_earlier_runs_from_going_on():
     assert make_config(None, ["train.epochs=1"]).digest() == "5a5f8f28fb0d2f24"
     for setting in ("layout=class", "columns.label=dx", "plane=coronal", 'header=["Modality"]', "brightness=true"):
         assert make_config(None, [f"data.{setting}"]).digest() != Config().digest()
+
+
+def test_a_runs_config_is_not_given_what_its_method_has_come_to_imply_since(tmp_path):
+    """Without `clip`, which no file can set to nothing, an old run of FedDyn could not go on."""
+    before = make_config(method="feddyn")
+    optimiser = before.train.optimiser.model_copy(update={"clip": None})
+    written = before.model_copy(update={"train": before.train.model_copy(update={"optimiser": optimiser})})
+    path = tmp_path / "config.toml"
+    path.write_text(written.to_toml())
+    assert make_config(str(path)).digest() == written.digest() != before.digest()
+    assert make_config(str(path), method="fedavg").train.optimiser.clip is None
+    path.write_text('method = "feddyn"\n')
+    assert make_config(str(path)).train.optimiser.clip == 10.0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.apart import kept_apart, parts_with_apart
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.federation import PARTS, Federation
 
 GROUPS = np.array([f"HAM_{number:07d}" for number in range(4000)])

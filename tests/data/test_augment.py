@@ -18,6 +18,7 @@ from torch import Tensor
 
 from equipoise.core.errors import UserError
 from equipoise.data.augment import AugmentConfig, build_augmentation, shades_of_grey
+from equipoise.data.augment.augment_config import PipelineName
 from equipoise.data.augment.colour import (
     Brightness,
     ColourJitter,
@@ -27,7 +28,6 @@ from equipoise.data.augment.colour import (
     adjust_hue,
     adjust_saturation,
 )
-from equipoise.data.augment.config import PipelineName
 from equipoise.data.augment.draws import Photometric, Samples, allot
 from equipoise.data.augment.filters import (
     BinomialBlur,

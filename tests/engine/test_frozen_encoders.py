@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.cli.app import app
 from equipoise.core.errors import UserError
 from equipoise.data import load_federation
-from equipoise.data.features import ABOUT, FEATURES, Draft
+from equipoise.data.feature_store import ABOUT, FEATURES, Draft
 from equipoise.engine.exporting import export_model
 from equipoise.engine.prediction import load_predictor
 from equipoise.engine.runs import make_config, prepare_run, with_encoder

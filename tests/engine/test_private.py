@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from equipoise.components import component_names, get_component
 from equipoise.contract.method import Batch, Setting
-from equipoise.contract.private import Budget, PrivateSteps, noisy_counts, source
+from equipoise.contract.private_steps import Budget, PrivateSteps, noisy_counts, source
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
 from equipoise.engine.cohort import CapturedSteps

@@ -86,7 +86,7 @@ def test_spread_runs_have_the_digest_of_one_device_of_their_kind_and_others_keep
 
 def test_training_costs_by_images_and_epochs_or_by_steps_and_measuring_by_the_parts_measured(tmp_path):
     from equipoise.contract.method import Setting
-    from equipoise.engine.local import LocalEngine
+    from equipoise.engine.local_engine import LocalEngine
     from equipoise.methods import get_method
 
     def costs(*settings):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.engine import local, together
+from equipoise.engine import local_engine as local
+from equipoise.engine import together
 from equipoise.engine.training import observed
 from harness import events, run_tiny, with_client
 

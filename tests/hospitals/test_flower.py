@@ -15,7 +15,7 @@ from equipoise.contract.protocol import Ask, SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.data import DataConfig
 from equipoise.engine import selection
-from equipoise.engine.base import _difference, _expected
+from equipoise.engine.engine import _difference, _expected
 from equipoise.engine.exporting import export_model
 from equipoise.engine.prediction import predict_images
 from equipoise.engine.states import read_state

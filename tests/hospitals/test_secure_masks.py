@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import UserError
 from equipoise.hospitals.deployment_files import SiteFile
-from equipoise.hospitals.masks import (
+from equipoise.hospitals.pairwise_masks import (
     mask,
     new_key,
     opened,

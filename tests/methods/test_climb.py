@@ -12,7 +12,7 @@ from clients import SHORT, copied, new_server
 from equipoise.contract.method import Server
 from equipoise.contract.protocol import Replies, Reply
 from equipoise.data.augment import build_augmentation
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method

@@ -15,7 +15,7 @@ from equipoise.contract.method import Batch, Setting
 from equipoise.data import Federation
 from equipoise.data.federation import Site, Split
 from equipoise.engine.exporting import export_model
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.slot import exhaust
 from equipoise.methods import get_method
 from equipoise.nets import build_net

@@ -10,7 +10,7 @@ from clients import SHORT, kept_of, new_server
 from equipoise.contract import setting
 from equipoise.methods import get_method
 from equipoise.nets import Net, groups
-from equipoise.nets.base import pooled
+from equipoise.nets.net import pooled
 from harness import all_state, assert_same_bits, run_tiny, server_state
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from clients import SHORT, changed, copied, new_client, noise_batch
 from equipoise.contract.method import Client, Setting
 from equipoise.contract.protocol import Train
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import SiteData
 from equipoise.methods import get_method

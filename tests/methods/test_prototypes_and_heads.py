@@ -10,7 +10,7 @@ from test_personalised import with_one_image
 from clients import SHORT
 from equipoise.checks.host_reads import HostReads
 from equipoise.contract.method import Setting
-from equipoise.engine.local import new_slot
+from equipoise.engine.local_engine import new_slot
 from equipoise.engine.loop import Run
 from equipoise.engine.slot import Request, exhaust
 from equipoise.engine.training import EagerSteps, SiteData

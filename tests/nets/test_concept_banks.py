@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from equipoise.cli import concepts as concepts_cli
+from equipoise.cli import concept_banks as concepts_cli
 from equipoise.core.errors import UserError
 from equipoise.data import sources
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.phantom_images import CLASS_NAMES
 from equipoise.data.sources import dermoscopy_prr, pbc
 from equipoise.nets.concepts import (
@@ -21,11 +21,11 @@ from equipoise.nets.concepts import (
     bank_file,
     build_bank,
     dataset_key,
-    encoders,
     find_bank,
     load_bank,
     load_encoder,
     read_wording,
+    text_encoders,
     wording_of,
 )
 from equipoise.nets.concepts.bank import SHIPPED
@@ -321,7 +321,7 @@ def test_a_bank_built_on_the_command_line_is_found(own_folder, letters, tmp_path
     for name in ("benign", "malignant"):
         (tmp_path / "scans" / name).mkdir(parents=True)
         (tmp_path / "scans" / name / "1.png").touch()
-    monkeypatch.setattr(encoders, "load_encoder", lambda name: letters)
+    monkeypatch.setattr(text_encoders, "load_encoder", lambda name: letters)
     data = f"folder:{tmp_path / 'scans'}"
     built = CliRunner().invoke(concepts_cli.concepts_app, ["build", data, "--encoder", "letters"])
     assert "2 classes, 20 prompts each, 6 numbers per prompt" in " ".join(built.output.split())

@@ -125,18 +125,18 @@ class Plain(nn.Module):
 
 
 def test_the_logits_of_a_module_of_ones_own_stay_as_they_are():
-    from equipoise.nets.outside_dense import build_dense
+    from equipoise.nets.outside_nets import net_of
 
     module, images = Plain(3, 3), torch.randn(2, 3, 32, 32)
     expected = module(images)
-    net = build_dense(NetConfig(name="mine.py:make"), module, 3, 3)
+    net = net_of(NetConfig(name="mine.py:make"), module, 3, 3, dense=True)
     assert net.has_head and net.feature_size == 6
     torch.testing.assert_close(net(images), expected)
 
 
 def test_a_module_that_gives_one_label_for_each_image_is_refused():
-    from equipoise.nets.outside_dense import build_dense
+    from equipoise.nets.outside_nets import net_of
 
     module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     with pytest.raises(UserError, match="masks of 3 classes"):
-        build_dense(NetConfig(name="mine.py:make"), module, 3, 3)
+        net_of(NetConfig(name="other.py:make"), module, 3, 3, dense=True)

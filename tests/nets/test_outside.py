@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.core.errors import UserError
 from equipoise.nets import NetConfig, build_net, groups
-from equipoise.nets.outside import OutsideNet, WholeNet, named
+from equipoise.nets.outside_modules import named
+from equipoise.nets.outside_nets import WholeNet
 from harness import all_state, assert_same_bits
 
 PHANTOM = {"images": 160, "sites": 2, "classes": 4, "size": 16}
@@ -72,7 +73,7 @@ def test_the_head_is_the_layer_that_makes_the_logits():
     module = Two(4).eval()
     net = built(named(module)).eval()
     images = torch.rand(3, 3, 20, 20)
-    assert isinstance(net, OutsideNet) and net.head.weight.shape == (4, 4)
+    assert not isinstance(net, WholeNet) and net.head.weight.shape == (4, 4)
     assert torch.equal(net(images), module(images)) and torch.equal(net.classify(net.features(images)), net(images))
     assert net.feature_size == 4
     found = groups(net)

@@ -199,7 +199,7 @@ def served(folder: Path) -> Iterator[str]:
     """The address of a running page, without its token."""
     uvicorn = pytest.importorskip("uvicorn", reason="needs the extra 'watch'")
     pytest.importorskip("sse_starlette", reason="needs the extra 'watch'")
-    from equipoise.watch.server import make_app
+    from equipoise.watch.serving import make_app
 
     settings = uvicorn.Config(make_app(follow(folder), TOKEN, 0.05), port=0, log_level="error")
     settings.timeout_graceful_shutdown = 1

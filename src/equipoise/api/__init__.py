@@ -7,8 +7,8 @@ from equipoise.core.lazy import on_demand
 if TYPE_CHECKING:
     from equipoise.api.comparison import Comparison, compare
     from equipoise.api.result import Result, load_result
-    from equipoise.api.training import load_federation, train
+    from equipoise.api.training_runs import load_federation, train
 
 __all__ = ["Comparison", "Result", "compare", "load_federation", "load_result", "train"]
 
-__getattr__ = on_demand(__name__, __all__, "training", "result", "comparison")
+__getattr__ = on_demand(__name__, __all__, "training_runs", "result", "comparison")

@@ -15,7 +15,7 @@ from rich.console import Console
 from equipoise.api.grid_progress import GridProgress
 from equipoise.api.objects import component_settings, name_of, with_names
 from equipoise.api.result import Result
-from equipoise.api.training import data_of, is_watched, named_settings, nested, refuse_no_data
+from equipoise.api.training_runs import data_of, is_watched, named_settings, nested, refuse_no_data
 from equipoise.bootstrap import CONFIDENCE
 from equipoise.contract.component import Component
 from equipoise.contract.method import Method

@@ -17,7 +17,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.outside import GIVEN
 from equipoise.core.table import written
 from equipoise.metrics import Metric
-from equipoise.nets import outside as nets
+from equipoise.nets import outside_modules as nets
 
 #: settings that take objects besides names, and the kind of each
 KINDS = {

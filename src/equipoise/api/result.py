@@ -39,7 +39,7 @@ from equipoise.evidence.actions import action_frame
 from equipoise.evidence.curve_frames import curve_frame
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
-from equipoise.nets import outside as nets
+from equipoise.nets import outside_modules as nets
 from equipoise.report import RunRecord, read_run, write_report
 from equipoise.tasks import Task, get_task
 
@@ -308,7 +308,7 @@ class Result:
 
     def resume(self, rounds: int | None = None, progress: bool | None = None) -> Result:
         """Go on after the last complete round, to the end of the run or, with more `rounds`, beyond it."""
-        from equipoise.api.training import run_config
+        from equipoise.api.training_runs import run_config
 
         config = make_config(str(self.path / "config.toml"), train={"rounds": rounds or self.config.train.rounds})
         self.__dict__.pop("config", None)

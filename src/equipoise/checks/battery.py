@@ -18,7 +18,7 @@ from equipoise.contract.method import Method
 from equipoise.contract.protocol import Ask, Replies
 from equipoise.core.errors import first_line
 from equipoise.data import Federation, load_federation
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.runs import decided_by_data, make_config
 from equipoise.methods import get_method

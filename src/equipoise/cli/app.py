@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from equipoise.cli import authors as plugins
 from equipoise.cli import hospitals as deploy_commands
-from equipoise.cli import listing, models, plugins, running
+from equipoise.cli import listing, models, running
 from equipoise.cli.audit import audit
 from equipoise.cli.components import components_app
-from equipoise.cli.concepts import concepts_app
+from equipoise.cli.concept_banks import concepts_app
 from equipoise.cli.data import data_app
 from equipoise.cli.embed import embed
 from equipoise.cli.screen import ExampleGroup, console

@@ -85,7 +85,7 @@ def run(
 
     With the folder of a run, go on with it: `equipoise run runs/mine --rounds 40`.
     """
-    from equipoise.api.training import run_config
+    from equipoise.api.training_runs import run_config
     from equipoise.engine.runs import make_config, refuse_idle_options, refuse_twice
 
     options = run_tables(
@@ -113,7 +113,7 @@ def resume(
     Go on with a run after its last complete round, to its end or beyond it.
     """
     from equipoise.api import load_result
-    from equipoise.api.training import run_config
+    from equipoise.api.training_runs import run_config
     from equipoise.engine.runs import make_config
 
     path = load_result(folder).path
@@ -283,7 +283,7 @@ def demo(
 
     Compare methods on built-in images of hospitals that each lack some diseases; ends with a report to look at.
     """
-    from equipoise.api.training import run_config
+    from equipoise.api.training_runs import run_config
     from equipoise.core.storage import write_text
     from equipoise.engine import runs
     from equipoise.engine.payload_files import clear_run

@@ -26,7 +26,7 @@ def watch(
     Follow a run, a study, a federation or a site in the browser while it works. The page is read-only.
     """
     from equipoise.watch.following import follow
-    from equipoise.watch.server import serve, wait_for
+    from equipoise.watch.serving import serve, wait_for
 
     wait_for(path, wait)
     serve(follow(path), port, say)

@@ -25,11 +25,11 @@ from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import meant, meant_or_all
 from equipoise.core.table import LATER, Table, drop_later
 from equipoise.core.validation import validated
-from equipoise.data.augment.config import AugmentConfig
-from equipoise.data.config import DataConfig
+from equipoise.data.augment.augment_config import AugmentConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
-from equipoise.nets.config import NetConfig
+from equipoise.nets.net_config import NetConfig
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a moving average keeps of its past at each step."""

@@ -12,7 +12,7 @@ from torch import nn
 from equipoise.contract.config import Config
 from equipoise.core.streams import stream
 from equipoise.data.augment import Augmentation, build_augmentation, stored_augmentation
-from equipoise.data.features import Features
+from equipoise.data.feature_store import Features
 from equipoise.data.federation import Federation
 from equipoise.nets import Net, build_net
 from equipoise.nets.kernels import quicken

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from equipoise.contract.declared import DeclaredTensors, Role
 from equipoise.contract.notes import Notes
 from equipoise.contract.optimiser import Optimiser
-from equipoise.contract.private import PrivateSteps
+from equipoise.contract.private_steps import PrivateSteps
 from equipoise.contract.protocol import Tensors, Value, Work
 from equipoise.core.streams import stream
 from equipoise.nets import class_rows

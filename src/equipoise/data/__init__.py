@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from equipoise.core.lazy import on_demand
 
 if TYPE_CHECKING:
-    from equipoise.data.config import DataConfig, PhantomConfig
+    from equipoise.data.data_config import DataConfig, PhantomConfig
     from equipoise.data.federation import Federation, Site, Split
     from equipoise.data.store import Store
 
 __all__ = ["DataConfig", "Federation", "PhantomConfig", "Site", "Split", "Store", "load_federation"]
 
-__getattr__ = on_demand(__name__, __all__, "config", "store", "federation")
+__getattr__ = on_demand(__name__, __all__, "data_config", "store", "federation")
 
 
 def load_federation(config: DataConfig, seed: int, whole: bool = True) -> Federation:

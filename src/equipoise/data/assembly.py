@@ -9,7 +9,7 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.streams import stream
 from equipoise.data import partition, sources
 from equipoise.data.apart import parts_with_apart
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.duplicates import equal_images_told, joined_groups
 from equipoise.data.federation import PARTS, Federation, Site, Split
 from equipoise.data.preparation import PREPARATION

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from equipoise.core.errors import first_few
-from equipoise.data.config import DataConfig
-from equipoise.data.features import Features
+from equipoise.data.data_config import DataConfig
+from equipoise.data.feature_store import Features
 from equipoise.data.splits import PARTS
 from equipoise.data.store import Store, Task
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from equipoise.data.arrays import Column
+    from equipoise.data.from_python import Column
     from equipoise.data.pixels import Images, Layout
 
 
@@ -181,7 +181,7 @@ class Federation:
         Raises:
             UserError: when the images cannot make a federation
         """
-        from equipoise.data.arrays import from_arrays
+        from equipoise.data.from_python import from_arrays
 
         return from_arrays(
             images, labels, sites, split, group, classes,
@@ -217,7 +217,7 @@ class Federation:
             subgroups: further columns to keep with the images, such as `["sex", "age"]`, for `scores(by="sex")`
             **settings: any setting of the table `data`, such as `size=224` or `crop="squash"`
         """
-        from equipoise.data.arrays import from_frame
+        from equipoise.data.from_python import from_frame
 
         return from_frame(table, path, label, site, group, split, root, classes, mask, subgroups, **settings)
 
@@ -239,7 +239,7 @@ class Federation:
                 drawn
             classes, layout, **settings: as in `from_arrays`
         """
-        from equipoise.data.arrays import from_datasets
+        from equipoise.data.from_python import from_datasets
 
         return from_datasets(datasets, classes, layout=layout, **settings)
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.data import dicom, masks, volumes
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.layouts import PARTS, is_ignored
 from equipoise.data.medical import images_in
 from equipoise.data.raw import SUFFIXES, Archives, Location, walk_images

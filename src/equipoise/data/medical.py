@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from equipoise.core.errors import UserError, install
 from equipoise.data import dicom, volumes
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import SUFFIXES, Archives, Frame, Location
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.preparation import relight
 from equipoise.data.raw import to_rgb, to_square
 

@@ -3,7 +3,7 @@
 import torch
 
 from equipoise.data.augment import even_brightness, shades_of_grey
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 
 PREPARATION = ("crop", "window", "brightness", "colour_constancy")
 """The data's settings that say how an image becomes pixels of a store."""

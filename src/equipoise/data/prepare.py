@@ -23,7 +23,7 @@ from equipoise.core.outside import short_name
 from equipoise.core.plugins import is_plugin
 from equipoise.core.storage import write_text
 from equipoise.data import sources
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.dicom import check_keywords
 from equipoise.data.duplicates import equal_rows
 from equipoise.data.masks import decode_mask

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.core.errors import UserError, first_few
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.federation import PARTS, Federation
 from equipoise.data.store import StoreIndex
 

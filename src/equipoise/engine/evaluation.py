@@ -14,7 +14,7 @@ from equipoise.contract.method import Server
 from equipoise.contract.protocol import Payload, Tensors
 from equipoise.core.errors import UserError
 from equipoise.data.federation import Federation, Site
-from equipoise.engine.base import Engine
+from equipoise.engine.engine import Engine
 from equipoise.engine.image_scores import COHORT, ImageScores
 from equipoise.engine.reported import TRAINED, added_over_sites, mean_over_rounds, mean_over_sites
 from equipoise.engine.slot import EVALUATE, Outcome, Request

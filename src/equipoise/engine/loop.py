@@ -25,13 +25,13 @@ from equipoise.core.streams import stream
 from equipoise.core.version import __version__
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
-from equipoise.engine.base import Engine
 from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.disclosure import run_sheet
+from equipoise.engine.engine import Engine
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.image_scores import FILE, write_image_scores
-from equipoise.engine.local import LocalEngine
+from equipoise.engine.local_engine import LocalEngine
 from equipoise.engine.opening import (
     alone,
     approximate,

@@ -25,7 +25,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.plugins import is_plugin
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
-from equipoise.engine.base import Outcomes
+from equipoise.engine.engine import Outcomes
 from equipoise.engine.payload_files import SpilledPayload, read_payload, safe_name, write_payload
 from equipoise.engine.slot import EVALUATE, Outcome, Request, exhaust
 from equipoise.methods import get_method

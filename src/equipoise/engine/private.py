@@ -19,7 +19,7 @@ import torch
 
 from equipoise.contract.config import Config, PrivacyConfig
 from equipoise.contract.method import Client, Method, Setting
-from equipoise.contract.private import Budget, Key, noisy_confusion, noisy_counts, source
+from equipoise.contract.private_steps import Budget, Key, noisy_confusion, noisy_counts, source
 from equipoise.contract.protocol import Tensors
 from equipoise.core.errors import UserError
 from equipoise.core.extras import imported

@@ -1,7 +1,7 @@
 """Secure sums as every engine sees them: a site's reply and measurements as one vector, and the sum as one reply.
 
 In the simulation this machine adds the plain vectors. Between hospitals each vector travels under masks that
-cancel in the sum (`equipoise.hospitals.masks`). Both add the same integers, and so give the same bits.
+cancel in the sum (`equipoise.hospitals.pairwise_masks`). Both add the same integers, and so give the same bits.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from equipoise.engine.events import first_event
 from equipoise.engine.image_scores import hashed_names
 from equipoise.engine.prediction import Predictor, load_predictor, sites_with_models
 from equipoise.engine.runs import config_of
-from equipoise.nets.base import Net
+from equipoise.nets.net import Net
 
 #: images that a model sees at a time
 BATCH = 256

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PositiveFloat
 
 from equipoise.contract.config import Table, parse_toml, validated
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.hospitals.exchange import FlowerOptions
 
 #: between hospitals no count, sum or mean of fewer images leaves a site, unless the coordinator and the site agree

@@ -16,7 +16,7 @@ from equipoise.contract.config import Table
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure, Tensors
 from equipoise.core.errors import UserError
-from equipoise.engine.base import Outcomes
+from equipoise.engine.engine import Outcomes
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions
 from equipoise.hospitals.journal import Answer, Journal

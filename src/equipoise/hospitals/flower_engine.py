@@ -20,7 +20,7 @@ from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Sums, Value, flatten
 from equipoise.core.errors import UserError
-from equipoise.engine.base import Engine
+from equipoise.engine.engine import Engine
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.summing import ALL_SITES, numbers_in, together
 from equipoise.hospitals.bounds import absurd, chance, share_of, size_of

@@ -33,7 +33,7 @@ from equipoise.data.federation import Federation, Site
 from equipoise.data.preparation import PREPARATION
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.image_scores import ImageScores
-from equipoise.engine.local import all_sites, new_slot
+from equipoise.engine.local_engine import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
 from equipoise.engine.private import check_private, noisy_description, smallest_noise
 from equipoise.engine.runs import with_encoder
@@ -41,6 +41,7 @@ from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
 from equipoise.engine.summing import Summer
 from equipoise.engine.training import SiteData
+from equipoise.hospitals.allowed_plugins import check_plugins
 from equipoise.hospitals.compression import compress, residuals_of, with_residuals, without_residuals
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.exchange import PUBLISH
@@ -56,7 +57,6 @@ from equipoise.hospitals.parcels import (
     seal,
     write_counts,
 )
-from equipoise.hospitals.plugins import check_plugins
 from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
 from equipoise.hospitals.secure_sums import COLUMNS, MASKED
 from equipoise.hospitals.security import write_secret

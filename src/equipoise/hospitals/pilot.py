@@ -16,9 +16,9 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.data import load_federation
 from equipoise.engine.payload_files import safe_name
+from equipoise.hospitals.allowed_plugins import run_at_sites
 from equipoise.hospitals.authority import Authority, general_name
 from equipoise.hospitals.deployment_files import LEAST, ServerFile
-from equipoise.hospitals.plugins import run_at_sites
 from equipoise.hospitals.policy import policy_for
 from equipoise.hospitals.processes import Child, free_port
 from equipoise.hospitals.security import keep_private, new_key_pair

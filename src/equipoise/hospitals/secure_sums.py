@@ -17,12 +17,12 @@ from torch import Tensor
 
 from equipoise.contract.config import LEAST_SUMMED
 from equipoise.contract.protocol import Ask, SiteFailure
-from equipoise.engine.base import Outcomes
+from equipoise.engine.engine import Outcomes
 from equipoise.engine.slot import Outcome, Request
 from equipoise.engine.summing import measured_by, together
 from equipoise.hospitals.exchange import Hospitals
 from equipoise.hospitals.journal import Answer
-from equipoise.hospitals.masks import own_mask, pair_mask, public_half, secret_of, threshold
+from equipoise.hospitals.pairwise_masks import own_mask, pair_mask, public_half, secret_of, threshold
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, prepare, seal
 from equipoise.hospitals.replies import words_of
 from equipoise.hospitals.sum_desk import KEYS, OPEN, SHARES

@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.contract.config import LEAST_SUMMED
 from equipoise.core.storage import write_text
 from equipoise.engine.payload_files import safe_name
-from equipoise.hospitals.masks import (
+from equipoise.hospitals.pairwise_masks import (
     SECRET_BYTES,
     SHARE_BYTES,
     new_key,

@@ -19,7 +19,7 @@ from equipoise.components.generator import GeneratorComponent
 from equipoise.contract.component import Component
 from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
-from equipoise.nets.concepts.encoders import DEFAULT_ENCODER
+from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER
 
 
 class Options(MethodOptions):

@@ -22,7 +22,7 @@ from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.protocol import Train, Work
-from equipoise.nets.base import NORM_LAYERS
+from equipoise.nets.net import NORM_LAYERS
 
 
 class Options(MethodOptions):

@@ -7,8 +7,8 @@ from torch import nn
 
 from equipoise.core.errors import UserError
 from equipoise.nets.architectures import architecture, dense_names, net_names
-from equipoise.nets.base import Net
-from equipoise.nets.config import NetConfig
+from equipoise.nets.net import Net
+from equipoise.nets.net_config import NetConfig
 from equipoise.nets.weights import load_weights
 
 
@@ -20,7 +20,7 @@ def build_net(config: NetConfig, num_classes: int, channels: int = 3, dense: boo
         dense: whether it gives a class for each pixel
     """
     if config.outside:
-        from equipoise.nets.outside import build_outside
+        from equipoise.nets.outside_nets import build_outside
 
         net = build_outside(config, num_classes, channels, dense)
     else:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.errors import UserError
-from equipoise.nets.base import Net
+from equipoise.nets.net import Net
 
 
 class DenseNet(Net):

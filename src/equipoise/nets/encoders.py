@@ -17,11 +17,11 @@ from equipoise.core.outside import find
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.augment.pipelines import Statistics, choose_statistics
 from equipoise.nets.architectures import architecture, dense_names
-from equipoise.nets.base import Net
 from equipoise.nets.building import build_net
-from equipoise.nets.config import NetConfig
 from equipoise.nets.cutting import cut
-from equipoise.nets.outside import module_digest
+from equipoise.nets.net import Net
+from equipoise.nets.net_config import NetConfig
+from equipoise.nets.outside_modules import module_digest
 from equipoise.nets.weights import read_state
 
 #: nothing of an encoder depends on a number of classes

@@ -19,11 +19,11 @@ from torch import Tensor
 from equipoise.core.errors import UserError
 from equipoise.core.streams import generator
 from equipoise.data.augment import Augmentation, AugmentConfig, build_augmentation
-from equipoise.data.features import ABOUT, FEATURES, HASH, IMAGES_SEEN, Draft, Features, FeatureStore
+from equipoise.data.feature_store import ABOUT, FEATURES, HASH, IMAGES_SEEN, Draft, Features, FeatureStore
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.store import Store, claimed
-from equipoise.nets.config import NetConfig
 from equipoise.nets.encoders import Encoder, build_encoder
+from equipoise.nets.net_config import NetConfig
 
 #: images that an encoder sees at a time; a short batch is filled up, so that no image depends on its neighbours
 BATCH = 64

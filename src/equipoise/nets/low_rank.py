@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from equipoise.core.errors import UserError, first_few, first_line
 from equipoise.core.extras import imported
-from equipoise.nets.config import NetConfig
 from equipoise.nets.encoders import TRIED, build_encoder, features_in
+from equipoise.nets.net_config import NetConfig
 
 #: what published transformers call the projections to queries and values, which LoRA's authors adapt
 QUERIES_AND_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v", "qkv")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.core.errors import UserError
 from equipoise.nets.architectures import architecture, net_names
-from equipoise.nets.base import Net
+from equipoise.nets.net import Net
 
 
 def load_weights(net: Net, name: str, weights: str) -> None:

@@ -9,14 +9,14 @@ import importlib
 from functools import cache
 
 from equipoise.core.definitions import module_names
-from equipoise.tasks.base import Counts, Task
+from equipoise.tasks.task import Counts, Task
 
 __all__ = ["Counts", "Task", "get_task", "task_names"]
 
 
 def task_names() -> list[str]:
     """All tasks."""
-    return sorted(name for name in module_names(*__path__) if name != "base")
+    return sorted(name for name in module_names(*__path__) if name != "task")
 
 
 @cache

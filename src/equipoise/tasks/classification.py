@@ -15,8 +15,8 @@ from equipoise import metrics
 from equipoise.cells import compact
 from equipoise.data.federation import Split
 from equipoise.metrics import METRICS, Metric
-from equipoise.tasks.base import Counts, Task, number
 from equipoise.tasks.small_counts import merged_bins, merged_cells
+from equipoise.tasks.task import Counts, Task, number
 
 CALIBRATION_BINS = 15
 #: sums of numbers between 0 and 1 may be off by so much, by rounding

@@ -18,7 +18,7 @@ from equipoise.cells import compact
 from equipoise.data.federation import Split
 from equipoise.mask_metrics import CASE, MASK_METRICS, MaskTally, dice_of, measure_masks, volume_scores
 from equipoise.metrics import Metric
-from equipoise.tasks.base import Counts, Task, number
+from equipoise.tasks.task import Counts, Task, number
 
 #: sums of fractions may be off by so much, by rounding
 SLACK = 1e-3

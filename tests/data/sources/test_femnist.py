@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.core.errors import UserError
 from equipoise.data import prepare
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.sources import femnist
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Generator, Tensor
 
 from equipoise.core.errors import UserError
+from equipoise.data.augment.augment_config import AugmentConfig
 from equipoise.data.augment.colour import Brightness, ColourJitter, Greyscale
-from equipoise.data.augment.config import AugmentConfig
 from equipoise.data.augment.draws import WHITE, Samples, Step, per_channel
 from equipoise.data.augment.filters import BinomialBlur, GaussianBlur, GaussianNoise, MedianBlur, OneOf
 from equipoise.data.augment.geometry import Flip, Mirror, Resize, ResizedCrop, ShiftScaleRotate, Shrink, Warp
 from equipoise.data.augment.randaugment import RandAugment
-from equipoise.data.features import Features
+from equipoise.data.feature_store import Features
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Pipeline = tuple[tuple[tuple[Step, ...], ...], tuple[Step, ...]]

@@ -22,7 +22,7 @@ from equipoise.core.definitions import module_names, names_in_papers
 from equipoise.core.errors import UserError, as_text, first_few
 from equipoise.core.plugins import entry_names, find, is_plugin
 from equipoise.core.suggestions import meant
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import Location, walk_images
 
 PARTITIONS = get_args(get_args(DataConfig.model_fields["partition"].annotation)[0])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.store import Store
 
 TITLE = "images from Python, packed by equipoise.Federation.from_arrays (arrays:DIGEST)"

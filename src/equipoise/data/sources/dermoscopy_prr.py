@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import Location
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
 from equipoise.data.sources.ham10000 import COLUMNS, extra_of, read_metadata

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
 from equipoise.data.sources.ham10000 import METADATA
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import Location
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, isic2019, read_csv
 from equipoise.data.sources.ham10000 import CLASSES, read_metadata

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import locate
 from equipoise.data.sources import Listing, Record, expect
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.data import dicom, masked_folders, volumes
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.layouts import ADDED, PARTS, Folder, in_order, is_ignored, layout_of, levels, summary
 from equipoise.data.medical import Found, images_in, is_read, lacking
 from equipoise.data.raw import SUFFIXES, Archives, walk_images

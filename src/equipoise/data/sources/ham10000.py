@@ -8,7 +8,7 @@ training images leave one common validation and test set.
 from collections import Counter
 from pathlib import Path
 
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
 
 TITLE = "HAM10000, 7 classes; partitioned, or its four sources as sites"

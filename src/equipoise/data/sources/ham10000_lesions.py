@@ -6,7 +6,7 @@ Lesions are groups: the images of one lesion are in one part.
 from collections import Counter
 from pathlib import Path
 
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.masks import image_of
 from equipoise.data.raw import Location, walk_images
 from equipoise.data.sources import Listing, Record, expect, images_by_identifier

@@ -7,7 +7,7 @@ FedIIC permutes the rows of the ground truth and cuts them without regard to les
 from collections import Counter
 from pathlib import Path
 
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.sources import Listing, Record, expect, find_file, images_by_identifier, read_csv
 from equipoise.data.splits import permuted_split
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from equipoise.core.errors import UserError, first_few
-from equipoise.data.config import ColumnNames, DataConfig
+from equipoise.data.data_config import ColumnNames, DataConfig
 from equipoise.data.layouts import PARTS, in_order
 from equipoise.data.masks import USUAL_CLASSES
 from equipoise.data.medical import Found, images_in

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from equipoise.core.errors import UserError
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import walk_images
 from equipoise.data.sources import Listing, Record, expect
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from equipoise.core.errors import UserError
 from equipoise.core.table import drop_later
-from equipoise.data.config import DataConfig, PhantomConfig
+from equipoise.data.data_config import DataConfig, PhantomConfig
 from equipoise.data.phantom_images import CLASS_NAMES, STRUCTURES, Scanners, render, render_with_masks
 from equipoise.data.splits import PARTS, apportion, part_targets
 from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index

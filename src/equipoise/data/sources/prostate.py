@@ -15,7 +15,7 @@ import numpy as np
 
 from equipoise.core.errors import UserError
 from equipoise.data import dicom, volumes
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import Frame, locate
 from equipoise.data.sources import Listing, Record, expect
 

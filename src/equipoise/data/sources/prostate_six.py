@@ -5,7 +5,7 @@ The prepared folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK hold `Case00.nii.gz` a
 
 from pathlib import Path
 
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.sources import Listing
 from equipoise.data.sources.prostate import listing_of, prepared_cases
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from equipoise.core.errors import UserError
 from equipoise.data import dicom
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.raw import Archives, Location, walk_images
 from equipoise.data.sources import Listing, Record, expect, find_file, read_csv
 from equipoise.data.splits import permuted_split

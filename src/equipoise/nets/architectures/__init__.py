@@ -15,7 +15,7 @@ from equipoise.core.definitions import module_names
 from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
-    from equipoise.nets.base import Net
+    from equipoise.nets.net import Net
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from equipoise.nets.base import Net
+from equipoise.nets.net import Net
 
 FEATURES = 1280
 SMALLEST = 32

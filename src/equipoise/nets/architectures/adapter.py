@@ -7,8 +7,8 @@ encoder comes first, and matrices within it train.
 from torch import Tensor, nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net
-from equipoise.nets.config import NetConfig
+from equipoise.nets.net import Net
+from equipoise.nets.net_config import NetConfig
 
 
 class Unit(nn.Module):

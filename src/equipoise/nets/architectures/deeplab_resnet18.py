@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net
 from equipoise.nets.dense import DenseNet
+from equipoise.nets.net import Net
 
 WIDTHS = (64, 128, 256, 512)
 #: of each stage: how much it halves its maps, and how far apart a convolution's weights lie

@@ -4,15 +4,15 @@ import re
 
 from torch import nn
 
+from equipoise.core.extras import imported
 from equipoise.nets.architectures import Architecture
 from equipoise.nets.architectures._efficientnet import RATE, without_classifier
-from equipoise.nets.base import Net
-from equipoise.nets.extras import import_monai
+from equipoise.nets.net import Net
 
 
 def efficientnet_b0(num_classes: int, channels: int, dropout: float, drop_connect: float) -> Net:
     """EfficientNet-B0."""
-    efficientnet = import_monai().efficientnet
+    efficientnet = imported("monai.networks.nets", "monai", "this net").efficientnet
     body = efficientnet.EfficientNetBN(
         "efficientnet-b0", pretrained=False, in_channels=channels, num_classes=num_classes
     )

@@ -5,16 +5,16 @@ It is the standard one, with a 7x7 stem of stride 2 and shortcuts without bias.
 
 from torch import nn
 
+from equipoise.core.extras import imported
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net
-from equipoise.nets.extras import import_monai
+from equipoise.nets.net import Net
 
 WIDTHS = [64, 128, 256, 512]
 
 
 def resnet18(num_classes: int, channels: int, dropout: float) -> Net:
     """The standard ResNet-18."""
-    body = import_monai().ResNet(
+    body = imported("monai.networks.nets", "monai", "this net").ResNet(
         "basic",
         layers=[2, 2, 2, 2],
         block_inplanes=WIDTHS,

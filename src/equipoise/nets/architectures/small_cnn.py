@@ -3,7 +3,7 @@
 from torch import nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net, conv_block, pooled
+from equipoise.nets.net import Net, conv_block, pooled
 
 WIDTHS = (16, 32, 64, 128)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net, conv_block
 from equipoise.nets.dense import DenseNet
+from equipoise.nets.net import Net, conv_block
 
 WIDTHS = (16, 32, 64)
 

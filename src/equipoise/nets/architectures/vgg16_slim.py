@@ -3,7 +3,7 @@
 from torch import nn
 
 from equipoise.nets.architectures import Architecture
-from equipoise.nets.base import Net, conv_block, pooled
+from equipoise.nets.net import Net, conv_block, pooled
 
 BLOCKS = ((32, 32), (64, 64), (128, 128, 128), (128, 128, 128), (256, 256, 256))
 FEATURES = 64

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         load_bank,
         stored_banks,
     )
-    from equipoise.nets.concepts.encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
     from equipoise.nets.concepts.prompts import WORDINGS, Wording, read_wording, wording_of
+    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
 
 __all__ = [
     "DEFAULT_ENCODER",
@@ -36,4 +36,4 @@ __all__ = [
     "wording_of",
 ]
 
-__getattr__ = on_demand(__name__, __all__, "prompts", "encoders", "bank")
+__getattr__ = on_demand(__name__, __all__, "prompts", "text_encoders", "bank")

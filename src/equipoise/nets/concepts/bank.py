@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
-from equipoise.data.config import DataConfig
-from equipoise.nets.concepts.encoders import DEFAULT_ENCODER, TextEncoder
+from equipoise.data.data_config import DataConfig
 from equipoise.nets.concepts.prompts import Wording, wording_of
+from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, TextEncoder
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".safetensors"

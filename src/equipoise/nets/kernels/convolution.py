@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.nets.base import Net
 from equipoise.nets.kernels.replacement import Replacement, exactly
+from equipoise.nets.net import Net
 
 
 class QuickConv2d(nn.Conv2d):

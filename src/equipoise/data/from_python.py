@@ -20,7 +20,7 @@ import torch
 from equipoise.core.errors import UserError, first_few
 from equipoise.core.validation import validated
 from equipoise.data import load_federation
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.data.federation import PARTS, Federation
 from equipoise.data.masks import USUAL_CLASSES, as_classes, square_mask
 from equipoise.data.pixels import Images, Layout, own_size, picture, squares, whole

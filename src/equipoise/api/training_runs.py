@@ -45,7 +45,7 @@ def load_federation(source: str | Path | Any, **settings: Any) -> Federation:
     Raises:
         UserError: when the data is not there or cannot make a federation
     """
-    from equipoise.data.arrays import loaded
+    from equipoise.data.from_python import loaded
 
     return loaded(str(source) if isinstance(source, Path) else name_of("source", source), settings)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.errors import UserError, install
-from equipoise.data.config import DataConfig
+from equipoise.data.data_config import DataConfig
 from equipoise.nets.concepts.biomedclip import text_tower
 
 DEFAULT_ENCODER = "minilm"

@@ -39,8 +39,8 @@ def build(
     Encode the prompts of a data set's classes, once, and keep the embeddings.
     """
     from equipoise.nets.concepts.bank import bank_file, bank_folders, build_bank, dataset_key
-    from equipoise.nets.concepts.encoders import DEFAULT_ENCODER, load_encoder
     from equipoise.nets.concepts.prompts import read_wording
+    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, load_encoder
 
     chosen = class_names(data, classes)
     wording = read_wording(prompts) if prompts else None
@@ -59,7 +59,7 @@ def class_names(data: str, given: str | None) -> tuple[str, ...]:
     if given:
         return tuple(name.strip() for name in given.split(",") if name.strip())
     from equipoise.data import sources
-    from equipoise.data.config import DataConfig
+    from equipoise.data.data_config import DataConfig
     from equipoise.nets.concepts.prompts import WORDINGS
 
     kind, _, argument = data.partition(":")
@@ -91,9 +91,9 @@ def show(data: Data, classes: Classes = None, encoder: Encoder = None) -> None:
 
     Show what a bank says about each class, and how far apart the classes lie.
     """
-    from equipoise.data.config import DataConfig
+    from equipoise.data.data_config import DataConfig
     from equipoise.nets.concepts.bank import find_bank
-    from equipoise.nets.concepts.encoders import DEFAULT_ENCODER
+    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER
     from equipoise.prototypes import concept_statistics
 
     bank = find_bank(DataConfig(name=data), class_names(data, classes), encoder or DEFAULT_ENCODER)
