@@ -34,12 +34,15 @@ def holders(run: RunRecord, first: int) -> dict[str, Any]:
     """Scores of a run's global model from round `first` on, by the classes that took part."""
     images, classes = run.training_images, run.start.classes
     share = images / images.sum()
-    took_part = {done.round: (share[share.index.isin(done.sites)].sum() >= SHARE).to_numpy() for done in run.rounds}
+    took_part = {
+        number: (share[share.index.isin(own)].sum() >= SHARE).to_numpy()
+        for number, own in run.work.groupby("round")["site"]
+    }
     scored = run.evaluations[(run.evaluations["part"] == "valid") & (run.evaluations["view"] == "global")]
     scored = scored.set_index("round")
     rounds = [number for number in took_part if number >= first]
     present = np.array([took_part[number] for number in rounds])
-    recall = 100 * np.array(scored.loc[rounds, "recall"].tolist(), dtype=float)
+    recall = 100 * np.array([line["recall"] for line in run.lines(scored["offset"][rounds])], dtype=float)
     f1 = 100 * scored["macro_f1"].fillna(0.0)[rounds].to_numpy()
     chosen = run.selections[0].round
     return {

@@ -23,7 +23,9 @@ def scores(run: RunRecord) -> pd.DataFrame:
 
 def evaluations(run: RunRecord) -> pd.DataFrame:
     """Every score of every round, site, view and split."""
-    return _told(run, run.evaluations.drop(columns="scope", errors="ignore"), ["round", "split", "view", "site", "n"])
+    found = run.evaluations.astype(dict.fromkeys(["part", "view", "site"], "str")).drop(columns="scope")
+    found["recall"] = [line.get("recall") for line in run.lines(found["offset"])]
+    return _told(run, found, ["round", "split", "view", "site", "n"])
 
 
 def _told(run: RunRecord, frame: pd.DataFrame, first: Sequence[str]) -> pd.DataFrame:
@@ -39,12 +41,9 @@ def _told(run: RunRecord, frame: pd.DataFrame, first: Sequence[str]) -> pd.DataF
 
 def training(run: RunRecord) -> pd.DataFrame:
     """The local training of every round and site: loss, seconds, images seen, bytes sent and received."""
-    rows = [
-        {"round": one.round, "lr": one.lr, "site": site, **facts.model_dump()}
-        for one in run.rounds
-        for site, facts in one.sites.items()
-    ]
-    return _frame(rows, ["round", "lr", "site"])
+    told = run.work.astype({"site": "str"})
+    told.insert(1, "lr", told["round"].map(run.rounds["lr"]))
+    return told
 
 
 def predictions(found: Predictions) -> pd.DataFrame:

@@ -183,7 +183,8 @@ class Result:
 
         A line is a number: of a round, a site (empty: the server), and where it has them a class and a sub-cluster.
         """
-        return action_frame(self.path, self.classes)
+        record = self.record()
+        return action_frame(record.lines(record.actions.values()), self.classes)
 
     def _scored_split(self) -> str:
         return "test" if len(self.record().finals) else "valid"

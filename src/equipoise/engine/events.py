@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from equipoise.core.errors import UserError
 
 
@@ -62,7 +64,7 @@ class EventLog:
 def events_in(content: bytes) -> Iterator[dict[str, Any]]:
     """The events of a log; a line that an interruption has cut off is left out."""
     for line in content.splitlines():
-        event = _event(line)
+        event = read_event(line)
         if event is not None:
             yield event
 
@@ -80,7 +82,7 @@ def last_kind(path: Path) -> str:
         for length in (min(TAIL, size), size):
             file.seek(size - length)
             lines = file.read().splitlines()[0 if length == size else 1 :]
-            found = next((event for event in map(_event, reversed(lines)) if event is not None), None)
+            found = next((event for event in map(read_event, reversed(lines)) if event is not None), None)
             if found is not None:
                 return str(found.get("event", ""))
     return ""
@@ -93,7 +95,7 @@ def first_event(path: Path) -> dict[str, Any]:
         UserError: where the file does not begin with one
     """
     with path.open("rb") as file:
-        event = _event(file.readline())
+        event = read_event(file.readline())
     if event is None or event.get("event") != "start":
         raise UserError(
             f"{path} is damaged: its first line does not tell how the run started; take it from a copy of the run"
@@ -101,11 +103,15 @@ def first_event(path: Path) -> dict[str, Any]:
     return event
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def read_event(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None where there is no whole one."""
     try:
-        event = json.loads(line)
-    except ValueError:
-        return None
+        event = orjson.loads(line)
+    except ValueError:  # perhaps a number that only the slower parser reads
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return None
     return event if isinstance(event, dict) else None
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from equipoise.engine.events import events_in
-
 COLUMNS = ["round", "site", "component", "name", "place", "class", "sub-cluster", "value"]
 
 
-def action_frame(run: Path, classes: Sequence[str]) -> pd.DataFrame:
-    """A line for each noted number: its round, the site (empty: the server), who noted it, its name, and `place`, which
-    counts the notes of a name within a round (epochs, say). Of tables, the class and the sub-cluster."""
-    log = run / "events.jsonl"
-    events = events_in(log.read_bytes()) if log.exists() else ()
-    told = [line for event in events if event.get("event") == "actions" for line in _lines(event, classes)]
-    return pd.DataFrame(told, columns=COLUMNS)
+def action_frame(events: Iterable[dict[str, Any]], classes: Sequence[str]) -> pd.DataFrame:
+    """A line for each number noted in events `actions` of a log: its round, the site (empty: the server), who noted it,
+    its name, and `place`, which counts the notes of a name within a round (epochs, say). Of tables, the class and the
+    sub-cluster."""
+    return pd.DataFrame([line for event in events for line in _lines(event, classes)], columns=COLUMNS)
 
 
 def _lines(event: dict[str, Any], classes: Sequence[str]) -> Iterator[tuple[Any, ...]]:

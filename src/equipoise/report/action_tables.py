@@ -19,11 +19,11 @@ NOTE = (
 
 def action_sheet(run: RunRecord) -> Sheet | None:
     """The numbers that components noted, by site and class; None where there are none."""
-    told = action_frame(run.folder, run.start.classes)
+    rounds = [*run.actions]
+    shown = list(dict.fromkeys((rounds[0], rounds[len(rounds) // 2], rounds[-1]))) if rounds else []
+    told = action_frame(run.lines(run.actions[number] for number in shown), run.start.classes)
     if told.empty:
         return None
-    rounds = sorted(told["round"].unique())
-    shown = list(dict.fromkeys((rounds[0], rounds[len(rounds) // 2], rounds[-1])))
     names = ["component", "name", "site", "class"]
     if len(told.groupby(names)) > MOST_LINES:
         names = ["component", "name", "site"]

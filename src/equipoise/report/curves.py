@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from equipoise.report.measured import main_metric
@@ -11,7 +12,7 @@ from equipoise.report.record import RunRecord
 
 def metric_curves(run: RunRecord, metric: str, view: str, part: str = "valid") -> pd.DataFrame:
     """One metric of one view at every site that was scored, per round."""
-    made = run.curves_made
+    made = run.made
     if (metric, view, part) not in made:
         scored = run.evaluations
         made[metric, view, part] = _by_round(scored[(scored["view"] == view) & (scored["part"] == part)], metric)
@@ -43,5 +44,9 @@ def flat(curves: pd.DataFrame) -> bool:
 
 def _by_round(lines: pd.DataFrame, value: str) -> pd.DataFrame:
     """The known values by round and site; sites stay in their order."""
-    known = lines[lines[value].notna()] if value in lines else lines[:0].assign(**{value: []})
-    return known.pivot(index="round", columns="site", values=value)[known["site"].unique()]
+    known = lines[lines[value].notna()] if value in lines else lines[:0].assign(**{value: 0.0})
+    rounds, row = np.unique(known["round"], return_inverse=True)
+    column, sites = pd.factorize(known["site"])
+    table = np.full((len(rounds), len(sites)), np.nan)
+    table[row, column] = known[value]
+    return pd.DataFrame(table, pd.Index(rounds, name="round"), pd.Index([*sites], dtype=object, name="site"))

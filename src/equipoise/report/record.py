@@ -1,27 +1,33 @@
-"""A run folder as values and frames: its `config.toml`, and its `events.jsonl`, which is read line by line."""
+"""A run folder as values and frames: its `config.toml`, and its `events.jsonl`, which is read once, into columns."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from orjson import loads
 from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
-from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Score, Selection, Start
+from equipoise.engine.events import read_event
+from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Selection, Start
 from equipoise.report.validation_scores import validation_scores
 
 #: what the lines of a frame of scores tell besides the metrics
 TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
 PARTS = ("train", "valid", "test")
+#: the numbers of a site's work in a round, and what stands for one that is not told
+WORK = {"loss": nan, "seconds": 0.0, "examples": 0, "sent": 0, "received": 0}
 
 
 @dataclass(frozen=True)
@@ -29,16 +35,23 @@ class RunRecord:
     """Everything a report needs to know about one run.
 
     `evaluations` has a line per model scored at a site after a round, `finals` one per line of test results. Their
-    columns are those of `TOLD` that apply, and a column per metric.
+    columns are those of `TOLD` that apply, and a column per metric. `rounds` has the seconds and learning rate of each
+    round, `work` the numbers of each site's work in it, `missing` why a site was left out of it, and `entries` how many
+    bytes a site sent of what.
     """
 
     folder: Path
     config_text: str
     start: Start
-    rounds: Sequence[Round]
+    rounds: pd.DataFrame
+    work: pd.DataFrame
+    missing: Sequence[tuple[int, str, str]]
+    entries: pd.DataFrame
     evaluations: pd.DataFrame
     finals: pd.DataFrame
     selections: Sequence[Selection]
+    actions: Mapping[int, int]
+    """Where the log tells, by round, how the method acted."""
     warnings: Sequence[str]
     resumed: Sequence[int]
     seconds: float | None
@@ -52,7 +65,7 @@ class RunRecord:
     @property
     def last_round(self) -> int:
         """The last completed round, 0 before the first."""
-        return self.rounds[-1].round if self.rounds else 0
+        return int(self.rounds.index[-1]) if len(self.rounds) else 0
 
     @property
     def status(self) -> str:
@@ -108,18 +121,8 @@ class RunRecord:
         return None if self.selection is None or self.selection.sites else self.selection.round
 
     @cached_property
-    def work(self) -> pd.DataFrame:
-        """A line per round and site: loss, seconds, examples, and bytes that the site sent and received."""
-        kinds: dict[str, Any] = {"loss": float, "seconds": float, "examples": int, "sent": int, "received": int}
-        visits = [(done.round, site) for done in self.rounds for site in done.sites]
-        works = [work for done in self.rounds for work in done.sites.values()]
-        told = {name: np.array([getattr(work, name) for work in works], dtype=kind) for name, kind in kinds.items()}
-        rounds, sites = zip(*visits) if visits else ((), ())
-        return pd.DataFrame({"round": rounds, "site": sites, **told})
-
-    @cached_property
-    def curves_made(self) -> dict[tuple[str, str, str], pd.DataFrame]:
-        """The curves that figures have asked for, by metric, view and part: several figures show the same ones."""
+    def made(self) -> dict[Any, pd.DataFrame]:
+        """Frames that tables and figures have asked for: several show the same ones."""
         return {}
 
     @cached_property
@@ -127,7 +130,7 @@ class RunRecord:
         """Validation scores as results, of what is reported, and of the latest round while nothing is chosen."""
         settings = setting(self.start.config, "evaluation") or {}
         scored = self.evaluations[self.evaluations["part"] == "valid"]
-        return scores_frame(validation_scores(scored, self.line, self.selection, settings))
+        return scores_frame(validation_scores(scored, self.lines, self.selection, settings))
 
     @cached_property
     def results(self) -> pd.DataFrame:
@@ -136,11 +139,12 @@ class RunRecord:
             return self.finals
         return self.validation[(self.validation["view"] != "trained") & (self.validation["scope"] != "pooled")]
 
-    def line(self, offset: int) -> dict[str, Any]:
-        """The event that begins at this byte of the log."""
+    def lines(self, offsets: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """The events that begin at these bytes of the log."""
         with (self.folder / "events.jsonl").open("rb") as file:
-            file.seek(offset)
-            return json.loads(file.readline())
+            for offset in offsets:
+                file.seek(offset)
+                yield json.loads(file.readline())
 
 
 def setting(config: Mapping[str, Any], *path: str) -> Any:
@@ -160,111 +164,232 @@ def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=columns).fillna({"site": ""}).astype(kinds)
 
 
-def _as_written(source: Path, size: int, checksum: object) -> bool:
-    """Whether the first bytes of a log are those that its run wrote; older versions wrote no checksum."""
-    if checksum is None:
-        return True
-    with source.open("rb") as file:
-        return f"{zlib.crc32(file.read(size)):08x}" == checksum
+class Columns:
+    """Numbers by name, line after line, in one array for each set of names: a line costs one call and no object."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[tuple[str, ...], tuple[array, array]] = {}
+        self.count = 0
+
+    def add(self, told: Mapping[str, float | None]) -> None:
+        """Append a line; what is not known is NaN."""
+        names = tuple(told)
+        try:
+            values, lines = self.layouts[names]
+        except KeyError:
+            values, lines = self.layouts[names] = array("d"), array("q")
+        size = len(values)
+        try:
+            values.extend(told.values())  # type: ignore[arg-type]
+        except TypeError:
+            del values[size:]
+            values.extend([float(nan if value is None else value) for value in told.values()])
+        lines.append(self.count)
+        self.count += 1
+
+    def frame(self) -> pd.DataFrame:
+        """The lines in their order."""
+        every = [
+            pd.DataFrame(np.frombuffer(values).reshape(len(lines), -1), np.frombuffer(lines, "int64"), [*names])
+            for names, (values, lines) in self.layouts.items()
+            if names
+        ]
+        if len(every) == 1 and len(every[0]) == self.count:
+            return every[0]
+        return (pd.concat(every) if every else pd.DataFrame()).reindex(range(self.count))
+
+
+@dataclass
+class _Reading:
+    """What has been read of a log."""
+
+    kept: dict[str, dict[Any, Line]] = field(default_factory=lambda: {"start": {}, "selection": {}, "final": {}})
+    rounds: dict[int, tuple[float, float | None, Mapping[str, float], Mapping[str, str]]] = field(default_factory=dict)
+    works: Columns = field(default_factory=Columns)
+    visits: array = field(default_factory=lambda: array("q"))
+    """The round and site of each line of work."""
+    sites: dict[str, int] = field(default_factory=dict)
+    scores: Columns = field(default_factory=Columns)
+    scored: array = field(default_factory=lambda: array("q"))
+    """The round, place and offset of each score."""
+    places: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """Part, view and site of scores."""
+    actions: dict[int, int] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+    resumed: list[int] = field(default_factory=list)
+    repeats: bool = False
+    """Whether a line may stand for one that came before it."""
+    seconds: float | None = None
+
+    def take(self, event: Mapping[str, Any], offset: int) -> None:
+        """Take in one event. A resumed run writes again what followed its last checkpoint: the later line counts."""
+        match event.get("event"):
+            case "evaluation":
+                place = self.places.get((event["part"], event["view"], event["site"]))
+                if place is None or type(event["round"]) is not int:
+                    own = Evaluation.model_validate(event)
+                    place = self.places.setdefault((own.part, own.view, own.site), len(self.places))
+                self.scores.add(event["metrics"])
+                self.scored.extend((int(event["round"]), place, offset))
+            case "round":
+                self._round(event)
+            case "start" | "selection" | "final" as kind:
+                line = KINDS[kind].model_validate(event)
+                self.kept[kind][_identity(line)] = line
+            case "actions":
+                self.actions[event["round"]] = offset
+            case "warning":
+                self.warnings[str(event.get("text", ""))] = None
+            case "resumed":
+                self.seconds, self.repeats = None, True
+                self.resumed += [int(event["round"])] if "round" in event else []
+            case "end":
+                self.seconds = float(event.get("seconds", 0.0))
+
+    def _round(self, event: Mapping[str, Any]) -> None:
+        number, every = int(event["round"]), event.get("sites", {})
+        if type(event["round"]) is not int or not self.sites.keys() >= every.keys():
+            Round.model_validate(event)
+            for site in every:
+                self.sites.setdefault(site, len(self.sites))
+        for site, told in every.items():
+            self.works.add(told)
+            self.visits.extend((number, self.sites[site]))
+        entries, missing = event.get("entries", {}), event.get("missing", {})
+        self.rounds[number] = float(event["seconds"]), event.get("lr"), entries, missing
+
+    def work(self) -> pd.DataFrame:
+        """A line per round and site."""
+        rounds, sites = np.frombuffer(self.visits, "int64").reshape(-1, 2).T
+        counts = dict.fromkeys(["examples", "sent", "received"], "int64")
+        own = self.works.frame().reindex(columns=[*WORK]).fillna(WORK).astype(counts)
+        return self._latest({"round": rounds, "site": _named(sites, [*self.sites])}, own, rounds, sites)
+
+    def evaluations(self) -> pd.DataFrame:
+        """A line per score of a site after a round, in the order of rounds."""
+        rounds, places, offsets = np.frombuffer(self.scored, "int64").reshape(-1, 3).T
+        first: dict[str, Any] = {"round": rounds, "offset": offsets, "scope": _named(np.zeros_like(rounds), ["site"])}
+        for name, own in zip(("part", "view", "site"), zip(*self.places) if self.places else ((), (), ())):
+            codes = {each: code for code, each in enumerate(dict.fromkeys(own))}
+            first[name] = _named(np.array([codes[each] for each in own], "int64")[places], [*codes])
+        return self._latest(first, self.scores.frame(), rounds, places)
+
+    def _latest(self, first: Mapping[str, Any], numbers: pd.DataFrame, rounds: Any, places: Any) -> pd.DataFrame:
+        """A frame in the order of rounds, with the last of the lines of a round and place."""
+        frame = pd.concat([pd.DataFrame(first), numbers.set_axis(range(len(numbers)))], axis=1, copy=False)
+        if (np.diff(rounds) < 0).any() or self.repeats:
+            last = ~pd.DataFrame({"round": rounds, "place": places}).duplicated(keep="last")
+            frame = frame[last].sort_values("round", kind="stable", ignore_index=True)
+        return frame
+
+
+def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
+    return pd.Categorical.from_codes(codes, pd.Index(names, dtype=object))
 
 
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a run that is not finished, or was cut off in a line, is read as far as it goes."""
     path = Path(path)
-    source = path / "events.jsonl"
+    source, file = path / "events.jsonl", path / "config.toml"
     if not source.is_file():
         raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
-    found: dict[str, dict[Any, Any]] = {kind: {} for kind in KINDS}
-    told: dict[str, list[Any]] = {"warning": [], "resumed": [], "end": [], "cut": []}
-    ended = 0
-    for number, offset, event in _events(source, told["cut"]):
-        kind = str(event.get("event"))
-        if kind in KINDS:
-            line = _parsed(source, number, kind, event)
-            # A resumed run writes again what it had written after its last checkpoint: the later line counts.
-            found[kind][_identity(line, offset)] = (offset, line)
-        elif kind in told:
-            told[kind].append(event)
-            ended = offset if kind == "end" else ended
-            told["end"] = [] if kind == "resumed" else told["end"]
-    if not found["start"]:
+    read, cut = _Reading(), list[str]()
+    for number, offset, event in _events(source, cut):
+        try:
+            read.take(event, offset)
+        except (ValidationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
+            read.repeats = True
+            read.take(_explained(source, number, event, problem), offset)
+    if not read.kept["start"]:
         raise UserError(f"{source} has no start event: the run has not begun. Run it, or wait for its first lines.")
-    file = path / "config.toml"
     config_text = as_text(file.read_bytes(), str(file)) if file.is_file() else ""
-    start = _with_config(next(iter(found["start"].values()))[1], file, config_text)
-    scored = sorted(found["evaluation"].values(), key=lambda pair: pair[1].round)
-    warnings = [str(event.get("text", "")) for event in told["warning"]]
-    if told["end"] and not _as_written(source, ended, told["end"][-1].get("checksum")):
-        warnings.append(
-            f"{source.name} does not hold what the run wrote, so numbers here may be wrong: take it from a copy"
-        )
+    start: Any = _with_config(read.kept["start"][None], file, config_text)  # type: ignore[arg-type]
+    rounds = dict(sorted(read.rounds.items()))
+    told = pd.DataFrame([own[:2] for own in rounds.values()], [*rounds], ["seconds", "lr"], dtype=float)
     return RunRecord(
         folder=path,
         config_text=config_text,
         start=start,
-        rounds=[line for _, (_, line) in sorted(found["round"].items())],
-        evaluations=scores_frame(_flat(line) | {"offset": offset} for offset, line in scored),
-        finals=scores_frame(_flat(line) for _, line in found["final"].values()),
-        selections=[line for _, line in found["selection"].values()],
-        warnings=list(dict.fromkeys([*start.warnings, *warnings, *told["cut"]])),
-        resumed=[int(event["round"]) for event in told["resumed"] if "round" in event],
-        seconds=float(told["end"][-1].get("seconds", 0.0)) if told["end"] else None,
+        rounds=told.rename_axis("round"),
+        work=read.work(),
+        missing=[(number, site, why) for number, own in rounds.items() for site, why in own[3].items()],
+        entries=pd.DataFrame([own[2] for own in rounds.values() if own[2]], dtype=float).fillna(0.0),
+        evaluations=read.evaluations(),
+        finals=scores_frame(_flat(line) for line in read.kept["final"].values()),  # type: ignore[arg-type]
+        selections=[*read.kept["selection"].values()],  # type: ignore[list-item]
+        actions=dict(sorted(read.actions.items())),
+        warnings=list(dict.fromkeys([*start.warnings, *read.warnings, *cut])),
+        resumed=read.resumed,
+        seconds=read.seconds,
     )
 
 
 def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """The events with their line numbers and places in the file; an interruption's damage is stated in `cut`.
 
-    Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged.
+    Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged. The last
+    event tells a checksum of all lines before it; older versions wrote none.
     """
-    broken, offset = 0, 0
-    with source.open("rb") as file:
+    broken, offset, checksum = 0, 0, 0
+    sound = True
+    with source.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, start=1):
-            place, offset = offset, offset + len(line)
-            if not line.strip():
-                continue
+            place, before = offset, checksum
+            offset, checksum = offset + len(line), zlib.crc32(line, checksum)
             try:
-                event = json.loads(line)
+                event = loads(line)
             except ValueError:
-                event = None
-            whole = isinstance(event, dict)
-            if broken and not (whole and event.get("event") == "resumed"):
-                raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
-            broken = 0 if whole else number
-            if whole:
+                event = read_event(line)  # perhaps a number that only the slower parser reads
+            if type(event) is dict and not broken and event.get("event") != "end":
                 yield number, place, event
-            else:
+                continue
+            event = event if isinstance(event, dict) else None
+            if event is None and not line.strip():
+                continue
+            if broken and not (event is not None and event.get("event") == "resumed"):
+                raise UserError(f"{source}, line {broken}: not JSON. The file is damaged; restore it from a copy.")
+            broken = 0 if event is not None else number
+            if event is None:
                 cut.append(f"Line {number} of events.jsonl was cut off by an interruption and is left out.")
+                continue
+            if event.get("event") == "end":
+                sound = event.get("checksum") in (None, f"{before:08x}")
+            yield number, place, event
+    if not sound:
+        cut.insert(
+            0, f"{source.name} does not hold what the run wrote, so numbers here may be wrong: take it from a copy"
+        )
 
 
-def _parsed(source: Path, number: int, kind: str, event: dict[str, Any]) -> Line:
+def _explained(source: Path, number: int, event: dict[str, Any], problem: Exception) -> dict[str, Any]:
+    """The event as its model reads it, where that is possible; else what is wrong with it."""
+    kind = str(event.get("event"))
     try:
-        return KINDS[kind].model_validate(event)
+        if kind not in KINDS or isinstance(problem, ValidationError):
+            raise problem
+        return {"event": kind, **KINDS[kind].model_validate(event).model_dump()}
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{source}, line {number}: {kind} event, field '{where}': {first['msg']}.") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{source}, line {number}: {kind} event: {error}. Restore it from a copy.") from error
 
 
-def _identity(line: Line, offset: int) -> Any:
+def _identity(line: Line) -> Any:
     """What tells a line from others of its kind."""
     match line:
-        case Round():
-            return line.round
-        case Evaluation():
-            return line.round, line.part, line.view, line.site
         case Final():
             return line.part, line.rule, line.view, line.scope, line.site
         case Selection():
             return line.view, line.metric
-    return offset
+    return None
 
 
-def _flat(line: Score) -> dict[str, Any]:
+def _flat(line: Final) -> dict[str, Any]:
     """A line of a frame of scores."""
     told = {key: value for key, value in line if key in TOLD}
-    extra = {"spread": line.extra.get("spread")} if isinstance(line, Final) else {"scope": "site"}
-    return {**told, **extra, **line.metrics}
+    return {**told, "spread": line.extra.get("spread"), **line.metrics}
 
 
 def _with_config(start: Start, file: Path, text: str) -> Start:

@@ -54,7 +54,7 @@ def model_size(run: RunRecord) -> str:
 
 def work_by_site(run: RunRecord) -> Sheet:
     """Work and traffic per site: means over the rounds it took part in, and the sum."""
-    by_site = run.work.groupby("site", sort=False)
+    by_site = run.work.groupby("site", sort=False, observed=True)
     means = by_site.mean(numeric_only=True)
     total = by_site["sent"].sum() + by_site["received"].sum()
     return sheet(
@@ -80,7 +80,7 @@ def _beside_full_training(run: RunRecord) -> str:
 
 def costs(run: RunRecord) -> dict[str, str]:
     """What a run cost in all and per round, where traffic is the mean over sites."""
-    seconds = sum(finished.seconds for finished in run.rounds)
+    seconds = run.rounds["seconds"].sum()
     sent, received = (run.work[way].mean() if len(run.work) else 0.0 for way in ("sent", "received"))
     return {
         "Parameters": f"{run.start.parameters:,}" if run.start.parameters else UNKNOWN,
@@ -113,8 +113,8 @@ def _of_full_training(run: RunRecord, sent: float) -> dict[str, str]:
 def left_out(run: RunRecord) -> list[tuple[str, str, str]]:
     """Sites that were left out, as (site, rounds, why)."""
     absences: dict[tuple[str, str], list[int]] = {}
-    for number, absence in ((finished.round, each) for finished in run.rounds for each in finished.missing.items()):
-        absences.setdefault(absence, []).append(number)
+    for number, site, why in run.missing:
+        absences.setdefault((site, why), []).append(number)
     return [(site, ranges(numbers), why) for (site, why), numbers in absences.items()]
 
 

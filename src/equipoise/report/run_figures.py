@@ -58,7 +58,7 @@ def work_figure(run: RunRecord) -> Figure | None:
     if not loss.empty:
         panels.append(Panel(plot.site_curves(loss), plot.round_axis(), {}, "Training loss"))
     if not seconds.empty:
-        wall = pd.Series({done.round: done.seconds for done in run.rounds})
+        wall = run.rounds["seconds"]
         traces = plot.site_curves(seconds, mean=False)
         traces.append(plot.curve(wall, "whole round", plot.INK, width=2, dash="dash"))
         panels.append(Panel(traces, plot.round_axis(), {"rangemode": "tozero"}, "Seconds per round"))
@@ -196,7 +196,7 @@ def _recall_bars(run: RunRecord, recall: Sequence[float | None]) -> Panel:
 
 def traffic_per_round(run: RunRecord) -> Figure | None:
     """What each site sends and receives per round; None where nothing moved."""
-    means = run.work.groupby("site", sort=False)[["sent", "received"]].mean()
+    means = run.work.groupby("site", sort=False, observed=True)[["sent", "received"]].mean()
     if not means.any(axis=None):
         return None
     divisor, unit = byte_unit(means.max(axis=None))

@@ -72,6 +72,12 @@ def headline(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def told(run: RunRecord) -> pd.DataFrame:
     """All results of a run by view, with figures over sites; a mean of one site alone is named after it."""
+    if "told" not in run.made:
+        run.made["told"] = _told(run)
+    return run.made["told"]
+
+
+def _told(run: RunRecord) -> pd.DataFrame:
     rows = run.results.sort_values("view", kind="stable", ignore_index=True)
     rows = rows.reindex(columns=[*rows.columns.union([column.name for column in COLUMNS], sort=False), "worst"])
     of_site = rows[rows["scope"] == "site"]
@@ -86,8 +92,8 @@ def told(run: RunRecord) -> pd.DataFrame:
             rows["worst"] = rows["worst"].astype(object).mask(mean, own["site"][known.idxmin()])
     rows["method"], rows["group_site"] = run.start.method, rows["site"].mask(rows["scope"] == "mean", "")
     rows["alone"] = [len(sites.get(view, ())) == 1 for view in rows["view"]]
-    classes = tuple(run.start.classes)
-    rows["measured"] = [(classes, frozenset(sites[view]["site"] if view in sites else ())) for view in rows["view"]]
+    measured = {view: (tuple(run.start.classes), frozenset(own["site"])) for view, own in sites.items()}
+    rows["measured"] = [measured.get(view, (tuple(run.start.classes), frozenset())) for view in rows["view"]]
     titles = rows["scope"].map(SCOPE_TITLES) + (" " + rows["site"]).where(rows["site"] != "", "")
     rows["title"] = titles.mask((rows["scope"] == "mean") & (rows["site"] != ""), rows["site"])
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import pandas as pd
@@ -17,7 +17,7 @@ from equipoise.report.log_lines import Selection, View
 
 def validation_scores(
     scored: pd.DataFrame,
-    line: Callable[[int], Mapping[str, Any]],
+    lines: Callable[[Iterable[int]], Iterator[Mapping[str, Any]]],
     selection: Selection | None,
     settings: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
@@ -25,7 +25,7 @@ def validation_scores(
 
     Args:
         scored: all validation scores of the run, in the order of its rounds
-        line: gives the event of a score by its `offset`
+        lines: gives the events of scores by their `offset`
         selection: which round was chosen; None while none is: the latest round of each view stands
         settings: the run's `[evaluation]` table
     """
@@ -36,13 +36,13 @@ def validation_scores(
         if averaged:
             chosen = own["round"].isin(averaged)
         elif selection:
-            chosen = own["round"] == own["site"].map(lambda site: _chosen(selection, view, site))  # noqa: B023
+            rounds = {site: _chosen(selection, view, str(site)) for site in own["site"].unique()}
+            chosen = own["round"] == own["site"].astype(object).map(rounds)
         else:
             chosen = own["round"] == own["round"].max()
         summaries: dict[str, list[Summary]] = {}
-        for score in own[chosen].itertuples():
-            event = {"confusion": None, "n": 0, "recall": [], **line(score.offset)}
-            summaries.setdefault(score.site, []).append(event)
+        for site, event in zip(own["site"][chosen], lines(own["offset"][chosen])):
+            summaries.setdefault(site, []).append({"confusion": None, "n": 0, "recall": [], **event})
         for result in _of_view(summaries) if summaries else ():
             yield {"part": "valid", "rule": rule, "view": view, **result}
 

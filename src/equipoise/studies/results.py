@@ -200,8 +200,8 @@ def _read(cell: Cell, part: str) -> RunResult:
     except (UserError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
     untestable = part == "valid" or not run.record.images["test"].any(axis=None)
-    if not run.record.rounds or not (untestable or "mean" in set(run.record.finals["scope"])):
-        lacking = "test result" if run.record.rounds else "round"
+    if run.record.rounds.empty or not (untestable or "mean" in set(run.record.finals["scope"])):
+        lacking = "test result" if len(run.record.rounds) else "round"
         raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")
     return run
 

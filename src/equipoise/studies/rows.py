@@ -181,14 +181,14 @@ class RowResult:
         records = [run.record for run in self.runs]
         net, moved = self.runs[0].cost, pd.concat([record.work[["sent", "received"]] for record in records])
         moved = {} if self.pooled or moved.empty else moved.mean().to_dict()
-        rounds = [done.entries for record in records for done in record.rounds if done.entries and not self.pooled]
-        seconds = [sum(done.seconds for done in record.rounds) / len(record.rounds) for record in records]
+        entries = pd.concat([record.entries for record in records if not self.pooled] or [pd.DataFrame()])
+        seconds = [record.rounds["seconds"].mean() for record in records]
         return {
             "parameters": net.parameters if net else records[0].start.parameters,
             "model_bytes": net.model_bytes if net else None,
             "flops_per_image": net.flops if net else None,
             "sent_per_round": moved.get("sent"),
-            "sent_by_entry": pd.DataFrame(rounds).fillna(0.0).mean().to_dict(),
+            "sent_by_entry": entries.fillna(0.0).mean().to_dict(),
             "received_per_round": moved.get("received"),
             "seconds_per_round": float(np.mean(seconds)),
             "seconds": float(np.mean([record.seconds for record in records])),

@@ -139,7 +139,7 @@ def curve_view(run: RunResult, row: RowResult) -> str:
     Models that sites make by fine-tuning wait for the final test unless they choose the round themselves.
     """
     scored = run.record.evaluations
-    measured = {*scored["view"][scored["part"] == "valid"]}
+    measured = {*scored["view"][scored["part"] == "valid"].unique()}
     deciding = [selection.view for selection in run.record.selections]
     return next((view for view in (row.view, *deciding) if view in measured), row.view)
 
