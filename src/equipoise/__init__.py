@@ -67,11 +67,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"equipoise.{module}"), name)
-    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+if not TYPE_CHECKING:  # so that type checkers refuse names that are not there
+
+    def __getattr__(name: str) -> Any:
+        for module, names in _HOMES.items():
+            if name in names:
+                return getattr(import_module(f"equipoise.{module}"), name)
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

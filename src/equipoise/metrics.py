@@ -38,6 +38,10 @@ class Tally:
     Args:
         counts: `confusion` (C, C); a task adds `calibration` (3, bins), `auc` (C,) of each class (-1: no curve) and the
             summed `loss`; single predictions also give `sensitivity` (C,) at SPECIFICITY (nan: no curve)
+
+    >>> tally = Tally({"confusion": [[8, 2], [3, 1]]})
+    >>> tally.recall.tolist()
+    [0.8, 0.25]
     """
 
     def __init__(self, counts: Mapping[str, ArrayLike]):
@@ -61,7 +65,8 @@ class Tally:
     @property
     def mean_f1(self) -> float:
         """Mean F1 over the classes present; nan without samples."""
-        return _over_present(np.mean, self.f1)
+        value: float = _over_present(np.mean, self.f1)
+        return value
 
     @cached_property
     def precision(self) -> Floats:
@@ -101,7 +106,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that tells how good a model is: how it is computed, and where it is shown."""
+    """A number that tells how good a model is: how it is computed, and where it is shown.
+
+    >>> rarest = Metric("rarest", "recall of the last class", lambda tally: float(tally.recall[-1]))
+    >>> rarest.of(Tally({"confusion": [[8, 2], [3, 1]]}))
+    0.25
+    """
 
     name: str
     title: str
@@ -310,17 +320,17 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Share of samples that are predicted right."""
-    return from_confusion(_confusion(labels, predictions))["accuracy"]
+    return float(from_confusion(_confusion(labels, predictions))["accuracy"])
 
 
 def balanced_accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Mean recall over the classes present in the labels."""
-    return from_confusion(_confusion(labels, predictions))["balanced_accuracy"]
+    return float(from_confusion(_confusion(labels, predictions))["balanced_accuracy"])
 
 
 def macro_f1(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> float:
     """Mean F1 over the classes present in the labels."""
-    return from_confusion(confusion_matrix(labels, predictions, num_classes))["macro_f1"]
+    return float(from_confusion(confusion_matrix(labels, predictions, num_classes))["macro_f1"])
 
 
 def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
@@ -342,7 +352,7 @@ def per_class_auc(labels: ArrayLike, probabilities: ArrayLike) -> Floats:
 
 def balanced_auc(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """Mean of `per_class_auc` over the classes present; nan with fewer than two of them."""
-    return _over_present(np.mean, per_class_auc(labels, probabilities))
+    return float(_over_present(np.mean, per_class_auc(labels, probabilities)))
 
 
 def calibration_bins(
@@ -388,7 +398,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = np.argsort(corrected)[: np.count_nonzero(~np.isnan(corrected))]
     steps = corrected[order] * np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return corrected.tolist()
+    return [float(p) for p in corrected]
 
 
 def _classes(argument: str, values: ArrayLike, num_classes: int) -> NDArray[np.int64]:
@@ -448,7 +458,8 @@ def _areas_under_curves(positive: NDArray[np.bool_], scores: Floats) -> list[flo
 def ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
     """Part / whole, nan where the whole is 0."""
     whole = np.asarray(whole, dtype=np.float64)
-    return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    shares: Floats = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return shares
 
 
 def _over_present(reduce: Callable[[Floats], Any], values: Floats) -> Any:

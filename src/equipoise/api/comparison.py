@@ -79,8 +79,8 @@ def compare(
     where it was stopped, and trains the others.
 
     >>> from equipoise import compare, load_federation
-    >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
-    >>> found = compare(fed, ["local", "fedavg"], seeds=3, rounds=1, out="studies/first")
+    >>> fed = load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> found = compare(fed, ["local", "fedavg"], seeds=2, rounds=1, epochs=1, out="studies/first")
     >>> list(found.table().columns)
     ['n', 'mean', 'sd', 'low', 'high', 'p', 'difference', 'from', 'to', 'probability', 'effect']
 
@@ -140,6 +140,14 @@ def compare(
 
 class Comparison:
     """The runs of several methods with several seeds, in their folder.
+
+    >>> import equipoise as eq
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> eq.compare(fed, ["fedavg"], seeds=2, rounds=1, epochs=1, out="studies/one")
+    Comparison('studies/one': 2 runs of 1 methods)
+    >>> found = eq.Comparison("studies/one")
+    >>> sorted(found.results), found.report().name
+    ([('fedavg', 1), ('fedavg', 2)], 'report.html')
 
     Args:
         path: the folder that `compare` has written

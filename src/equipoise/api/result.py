@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,17 +12,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from equipoise.api import frames, mask_frames
+from equipoise.api import frames
 from equipoise.api.objects import component_settings, name_of
+from equipoise.api.other_data import BATCH, measured_masks, names_by_hash, predicted
 from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
-from equipoise.data import load_federation
-from equipoise.data.federation import PARTS, Federation, Site
-from equipoise.engine.checkpoint import fingerprint
+from equipoise.data.federation import Federation
 from equipoise.engine.events import first_event
-from equipoise.engine.image_scores import FILE, ImageScores, Predictions, hashed_names, predictions_of
+from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.predicted_masks import predicted_masks
 from equipoise.engine.prediction import (
     Predictor,
@@ -31,7 +29,6 @@ from equipoise.engine.prediction import (
     pixels_of,
     probabilities_of,
     refuse_masks,
-    sites_with_models,
 )
 from equipoise.engine.runs import config_of, make_config
 from equipoise.engine.volume_scores import VOLUMES, read_volume_scores
@@ -46,8 +43,6 @@ from equipoise.tasks import Task, get_task
 if TYPE_CHECKING:
     from equipoise.data.pixels import Images
 
-#: images that a model sees at a time
-BATCH = 256
 #: columns of `Result.scores` that a notebook shows first
 HEADLINE = tuple(metric.name for metric in METRICS if metric.in_tables)
 
@@ -60,6 +55,12 @@ def load_result(
     loss: Any = None,
 ) -> Result:
     """The result in a run's folder, finished or not.
+
+    >>> import equipoise as eq
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> _ = eq.train(fed, "local", rounds=1, epochs=1, out="runs/local")
+    >>> eq.load_result("runs/local").config.method
+    'local'
 
     Args:
         net, method, components, loss: objects that the run got, which only the process that trained it knows
@@ -88,6 +89,18 @@ def load_result(
 class Result:
     """A run in its folder. Every call reads the folder anew.
 
+    >>> import equipoise as eq
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> result = eq.train(fed, rounds=1, epochs=1, out="runs/mine")
+    >>> sorted(result.history()["round"].unique().tolist()), len(result.predictions(fed)) > 0
+    ([0, 1], True)
+    >>> result.model()(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape
+    torch.Size([2, 3])
+    >>> {"balanced_accuracy", "macro_f1"} <= {*result.scores(), *result.evaluate()}
+    True
+    >>> result.resume(rounds=2).report().name
+    'report.html'
+
     Args:
         path: the run's folder
     """
@@ -107,7 +120,7 @@ class Result:
         notes = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
         return (
             f"<p><b>{html.escape(title)}</b><br><code>{html.escape(str(self.path))}</code></p>"
-            + shown[columns].to_html(index=False, float_format="{:.3f}".format, na_rep="-")
+            + str(shown[columns].to_html(index=False, float_format="{:.3f}".format, na_rep="-"))
             + (f"<ul>{notes}</ul>" if notes else "")
         )
 
@@ -203,7 +216,7 @@ class Result:
         """
         table = frames.predictions(self._predictions())
         if federation is not None:
-            names, groups = _names_by_hash(federation)
+            names, groups = names_by_hash(federation)
             table.insert(0, "name", table["image"].map(names))
             table.insert(1, "group_name", table["group"].map(groups))
         return table
@@ -276,9 +289,9 @@ class Result:
         if self.task.dense:
             if columns or interval:
                 raise UserError("sub-groups and intervals are of classification; leave by and interval out")
-            return self._measured_masks(federation, site, split)
+            return measured_masks(self, federation, site, split)
         if federation is not None:
-            return frames.measured(self._predicted(federation, site, split), columns, metrics)
+            return frames.measured(predicted(self, federation, site, split), columns, metrics)
         found = self._predictions()
         kept = np.ones(len(found), dtype=bool)
         for name, wanted in (("split", split), ("site", site)):
@@ -317,101 +330,3 @@ class Result:
 
     def _predictions(self) -> Predictions:
         return read_predictions(self.path, (self.path / FILE).exists() or self.finished)
-
-    def _predicted(self, federation: Federation, site: str | None, split: str | None) -> Predictions:
-        """What models predict for a federation's images, in the columns of the run's own predictions."""
-        models = [site] if site is not None else self._whose_models()
-        if split not in (None, *PARTS):
-            raise UserError(f"split = {split!r}; use train, valid or test, or leave it out for all images")
-        if split is None:
-            self._refuse_own(federation)
-        labels_here = self._labels_here(federation)
-        found: list[ImageScores] = []
-        for owner in models:
-            predictor = self.model(owner)
-            _refuse_other_size(predictor, federation)
-            view = "global" if owner is None else "personal"
-            for place in _measured_at(federation, owner):
-                for part, images in place.splits.items():
-                    if split in (None, part):
-                        batches = np.array_split(np.arange(len(images)), max(1, -(-len(images) // BATCH)))
-                        values = torch.cat([probabilities_of(predictor, images.images(batch)) for batch in batches])
-                        labels, guesses = labels_here[images.labels], values.argmax(1).numpy()
-                        whose = owner or place.name
-                        found.append(ImageScores(0, view, whose, place.name, part, labels, values.numpy(), guesses))
-        if not found:
-            raise UserError(f"{federation.name} has no {split} image to evaluate on; leave split out for all images")
-        told = replace(predictions_of(found, federation), classes=self.classes)
-        if split is None:
-            told.columns["split"] = np.full(len(told), "all")
-        return told
-
-    def _measured_masks(self, federation: Federation | None, site: str | None, split: str | None) -> pd.DataFrame:
-        """The scores of models for segmentation; without a federation, on the run's own validation and test images."""
-        if split not in (None, *PARTS):
-            raise UserError(f"split = {split!r}; use train, valid or test, or leave it out for all images")
-        parts = [*PARTS] if split is None else [split]
-        if federation is None:
-            federation = load_federation(self.config.data, self.config.seed)
-            parts = [part for part in parts if split is not None or part != "train"]
-        elif split is None:
-            self._refuse_own(federation)
-        owners = [site] if site is not None else self._whose_models()
-        models = [(owner, self.model(owner), _measured_at(federation, owner)) for owner in owners]
-        for _, predictor, _ in models:
-            _refuse_other_size(predictor, federation)
-        return mask_frames.measured(models, federation, parts)
-
-    def _refuse_own(self, federation: Federation) -> None:
-        if fingerprint(federation) == self.record().start.data:
-            raise UserError(
-                "these are the images that the run learned from; evaluate on the others: --split test (split='test')"
-            )
-
-    def _whose_models(self) -> list[str | None]:
-        """None for the global model, or the sites with personal ones where there is no global one."""
-        try:
-            self.model()
-        except UserError:
-            sites = sites_with_models(self.path)
-            if not sites:
-                raise
-            return [*sites]
-        return [None]
-
-    def _labels_here(self, federation: Federation) -> np.ndarray:
-        """The run's number of each class of another federation."""
-        unknown = [name for name in federation.classes if name not in self.classes]
-        if unknown:
-            raise UserError(
-                f"{federation.name} has classes that the run does not know: {', '.join(unknown)}; it knows "
-                f"{', '.join(self.classes)}: rename the classes, or leave their images out"
-            )
-        return np.array([self.classes.index(name) for name in federation.classes])
-
-
-def _measured_at(federation: Federation, owner: str | None) -> Sequence[Site]:
-    """Where a model is measured: a site's own at the site of its name where there is one, any other everywhere."""
-    own = [place for place in federation.sites if place.name == owner]
-    return own or federation.places()
-
-
-def _refuse_other_size(predictor: Predictor, federation: Federation) -> None:
-    if (federation.channels, federation.image_size) != (predictor.channels, predictor.size):
-        raise UserError(
-            f"{federation.name} has images of {federation.image_size} pixels, the run's have {predictor.size}; load "
-            f"the federation with size={predictor.size}"
-        )
-
-
-def _names_by_hash(federation: Federation) -> tuple[dict[str, str], dict[str, str]]:
-    """The names of a federation's images and groups by their hashes."""
-    names: dict[str, str] = {}
-    groups: dict[str, str] = {}
-    for place in federation.places():
-        for images in place.splits.values():
-            index = images.store.index
-            at = {int(row): position for position, row in enumerate(index.rows)}
-            for row, image, group in zip(images.rows, *hashed_names(images)):
-                names[image], groups[group] = index.names[at[int(row)]], index.groups[at[int(row)]]
-    return names, groups

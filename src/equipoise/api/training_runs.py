@@ -76,8 +76,8 @@ def train(
     The same run by the command line or from its `config.toml` gives the same bits.
 
     >>> from equipoise import load_federation, train
-    >>> fed = load_federation("phantom", phantom={"images": 200, "sites": 2, "size": 16})
-    >>> result = train(fed, "fedavg", rounds=2, seed=1, out="runs/first")
+    >>> fed = load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> result = train(fed, "fedavg", rounds=2, epochs=1, seed=1, out="runs/first")
     >>> result.finished
     True
 

@@ -12,7 +12,7 @@ class HostReads(TorchDispatchMode):
     """Notes the operations that would make a GPU wait for the host, or shapes depend on values."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.core.errors import UserError
-from equipoise.data.federation import PARTS, Federation
+from equipoise.data.federation import Federation
+from equipoise.data.splits import PARTS
 
 CHART_FORMATS = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _TRAIN, _OTHER, _INK, _FAINT = "#2a6f97", "#b8a07e", "#22313f", "#b9c0c7"

@@ -13,7 +13,7 @@ from typing import Any
 
 from equipoise.components._outside_loss import loss_component
 from equipoise.contract.component import Component, Sheet, variations
-from equipoise.contract.composition import EPOCH, TRAIN, Names
+from equipoise.contract.composed import EPOCH, TRAIN, Names
 from equipoise.contract.config import Config
 from equipoise.core import plugins
 from equipoise.core.definitions import module_names, modules_in, names_in_papers

@@ -38,7 +38,17 @@ class SharedNet:
 
 
 class FedAvgServer(SharedNet, Server):
-    """Averages the entries of the model that sites share."""
+    """Averages the entries of the model that sites share.
+
+    >>> import equipoise as eq
+    >>> from equipoise.contract.config import Config
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> method = eq.Method(eq.FedAvgServer, eq.FedAvgClient, "none", 2026, "nothing")
+    >>> setting = eq.Setting.of(Config(), method, fed)
+    >>> asked = next(eq.FedAvgServer(setting).round(1, ["site 1", "site 2"]))
+    >>> asked.action, asked.sites, list(asked.payload)
+    ('train', ('site 1', 'site 2'), ['model'])
+    """
 
     def setup(self) -> None:
         net = self.new_net()
@@ -62,7 +72,11 @@ class FedAvgServer(SharedNet, Server):
 
 
 class FedAvgClient(SharedNet, Client):
-    """Trains the received net on the local images."""
+    """Trains the received net on the local images.
+
+    >>> sorted(FedAvgClient.discloses["train"])
+    ['examples', 'model']
+    """
 
     discloses: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
@@ -100,4 +114,5 @@ class FedAvgClient(SharedNet, Client):
         return self.supervised(out.logits, batch.label)
 
     def predict(self, view: str, batch: Batch) -> Tensor:
-        return self.outputs(batch).logits
+        logits: Tensor = self.outputs(batch).logits
+        return logits

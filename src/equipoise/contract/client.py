@@ -33,11 +33,28 @@ class PerBatch:
 
 
 class Batch(SimpleNamespace):
-    """The fields of one batch: `image` (B, C, H, W), `label` (B,), and what `prepare` adds."""
+    """The fields of one batch: `image` (B, C, H, W), `label` (B,), and what `prepare` adds.
+
+    >>> Batch(image=torch.zeros(2, 3, 8, 8), label=torch.tensor([0, 1])).label.shape
+    torch.Size([2])
+    """
+
+    image: Tensor
+    label: Tensor
 
 
 class Client:
-    """The site side of a method. Subclasses declare state in `build` and supply actions and hooks."""
+    """The site side of a method. Subclasses declare state in `build` and supply actions and hooks.
+
+    >>> import equipoise as eq
+    >>> class Sharp(eq.FedAvgClient):
+    ...     def loss(self, batch, out):
+    ...         return super().loss(batch, out).square()
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> method = eq.Method(eq.FedAvgServer, Sharp, "none", 2026, "loss")
+    >>> eq.train(fed, method, rounds=1, epochs=1, out="runs/sharp").finished
+    True
+    """
 
     #: {action: {reply entry: its meaning}}: everything that leaves a site. Other entries are refused.
     discloses: ClassVar[dict[str, dict[str, str]]] = {}

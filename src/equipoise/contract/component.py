@@ -34,7 +34,14 @@ Sheet = dict[str, dict[str, str]]
 
 
 class Options(Table):
-    """The options of a method. They also say what the method is made of under these options."""
+    """The options of a method. They also say what the method is made of under these options.
+
+    >>> from pydantic import Field
+    >>> class Mine(Options):
+    ...     part: float = Field(0.5, gt=0, le=1, description="part of the way to the mean")
+    >>> Mine(part=0.2).part
+    0.2
+    """
 
     #: options that define the method: a run warns if one has no effect, even at its default
     distinctive: ClassVar[tuple[str, ...]] = ()
@@ -94,6 +101,20 @@ class Options(Table):
 
 class Component(Options):
     """A component with its options; an instance is what a run uses.
+
+    >>> import equipoise as eq
+    >>> class Site(eq.SiteSide):
+    ...     def loss(self, batch, out, loss):
+    ...         return loss + self.options.weight * out.logits.square().mean()
+    >>> class Small(eq.Component):
+    ...     name = "small-logits"
+    ...     rank = 45
+    ...     Site = Site
+    ...     weight: float = 0.01
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> result = eq.train(fed, components=[Small(weight=0.1)], rounds=1, epochs=1, out="runs/small")
+    >>> result.config.methods["small-logits"]
+    {'weight': 0.1}
 
     Attributes:
         name: how users name it, and the prefix of its entries, actions and states

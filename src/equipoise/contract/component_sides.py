@@ -20,7 +20,13 @@ Message = dict[str, Value | PerSite]
 
 
 class SiteSide:
-    """A component's side at a site. Its tensors are declared under the component's name."""
+    """A component's side at a site. Its tensors are declared under the component's name.
+
+    >>> import equipoise as eq
+    >>> class Site(eq.SiteSide):
+    ...     def loss(self, batch, out, loss):
+    ...         return loss + self.options.weight * out.logits.square().mean()
+    """
 
     def __init__(self, options: Any, client: ComposedClient):
         self.options = options
@@ -31,7 +37,8 @@ class SiteSide:
     @property
     def class_counts(self) -> Tensor:
         """Number of local training images (C,) of each class."""
-        return self.client.class_counts
+        counts: Tensor = self.client.class_counts
+        return counts
 
     def side(self, name: str) -> Any:
         """The side of another component at this site; None where it is not there."""
@@ -178,7 +185,14 @@ class _Named:
 
 
 class ServerSide:
-    """A component's side on the server. `state` is what survives a resume, under the component's name."""
+    """A component's side on the server. `state` is what survives a resume, under the component's name.
+
+    >>> import equipoise as eq
+    >>> class Slow(eq.ServerSide):
+    ...     def after(self, number, updates, before, model):
+    ...         return {name: before[name].lerp(new, 0.5) if new.is_floating_point() else new
+    ...                 for name, new in model.items()}
+    """
 
     def __init__(self, options: Any, server: ComposedServer):
         self.options = options

@@ -23,7 +23,8 @@ __all__ = ["Batch", "Client", "Component", "Method", "Options", "PerBatch", "Pha
 
 def its_own(method: Method, config: Config) -> Sequence[Component]:
     """The components that a method consists of, and no others."""
-    return method.options_of(config).components()
+    options: Options = method.options_of(config)
+    return options.components()
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Method:
         summary: what the method does, in a sentence or two; the registry takes it from the method's file
         compose: the components of a run, those of the config included; the registry knows how to find them
         names: what entries of its components are called, where that is not their own name
+
+    >>> import equipoise as eq
+    >>> method = eq.Method(eq.FedAvgServer, eq.FedAvgClient, "none", 2026, "nothing")
+    >>> sorted(method.client.discloses["train"])
+    ['examples', 'model']
     """
 
     server: type[Server]

@@ -79,7 +79,7 @@ class PrivateSteps:
 
     def gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """The mean over an expected batch of clipped gradients, with noise; `loss` is a mean over images."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         samples = [_collected(parameter) for parameter in parameters]
         found = [sample for sample in samples if sample is not None]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in found]).norm(dim=0)

@@ -23,13 +23,21 @@ Payload = dict[str, Value]
 
 @dataclass(frozen=True)
 class PerSite:
-    """A payload value that differs from site to site (PFA sends each site its own weights)."""
+    """A payload value that differs from site to site (PFA sends each site its own weights).
+
+    >>> PerSite({"A": 0.5, "B": 2.0}).values["B"]
+    2.0
+    """
 
     values: Mapping[str, Value]
 
 
 class Ask:
-    """A request to some sites to perform `action`; keyword arguments are the message."""
+    """A request to some sites to perform `action`; keyword arguments are the message.
+
+    >>> Ask("train", ["A", "B"], weight=PerSite({"A": 0.5, "B": 2.0}), step=3).message("B")
+    {'weight': 2.0, 'step': 3}
+    """
 
     def __init__(self, action: str, sites: Sequence[str], **payload: Value | PerSite):
         self.action = action
@@ -50,7 +58,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Train:
-    """Local training in the shared loop. Without numbers: what the config says; 0 epochs or steps: none."""
+    """Local training in the shared loop. Without numbers: what the config says; 0 epochs or steps: none.
+
+    >>> import equipoise as eq
+    >>> class Twice(eq.FedAvgClient):
+    ...     def train(self, message):
+    ...         yield eq.Train(epochs=1)
+    ...         yield eq.Train(epochs=1, first_epoch=1)
+    ...         return self.update()
+    """
 
     epochs: int | None = None
     steps: int | None = None
@@ -66,6 +82,14 @@ class Scan:
     `view` is "plain" (as in evaluation), "augmented" (a training view, drawn anew in each pass) or "cached" (a
     training view that is the same in every round, as if the images had been augmented once and stored). `reduce` is
     "sum" (tensors are added up) or "concatenate" (rows are joined in the order of the data).
+
+    >>> import equipoise as eq
+    >>> class Bright(eq.FedAvgClient):
+    ...     discloses = {"train": {**eq.FedAvgClient.discloses["train"], "brightness": "sum of all grey levels"}}
+    ...     def train(self, message):
+    ...         found = yield eq.Scan("train", lambda batch: {"brightness": batch.image.sum()})
+    ...         yield eq.Train()
+    ...         return self.update() | found
     """
 
     part: str
@@ -79,6 +103,13 @@ class Evaluate:
     """Measure predictors `{name: function(batch) -> logits}` on a part; gives `{name: counts}`.
 
     Where a site has no images in the part, its training images are used. `view` is as in `Scan`.
+
+    >>> import equipoise as eq
+    >>> class Careful(eq.FedAvgClient):
+    ...     def train(self, message):
+    ...         before = yield eq.Evaluate("valid", {"net": lambda batch: self.predict("global", batch)})
+    ...         yield eq.Train(epochs=1 if before["net"]["loss"] < 1 else 2)
+    ...         return self.update()
     """
 
     part: str

@@ -66,7 +66,15 @@ def _versions(value: Value) -> list[tuple[int, int]]:
 
 
 class Server:
-    """The server side of a method."""
+    """The server side of a method.
+
+    >>> import equipoise as eq
+    >>> class Patient(eq.FedAvgServer):
+    ...     def round(self, number, sites):
+    ...         for name in sites:  # one site after the other
+    ...             replies = yield eq.Ask("train", [name], model=self.state.model)
+    ...             self.state.model = self.merge(replies, number)
+    """
 
     def __init__(self, setting: Setting):
         self.setting = setting

@@ -28,6 +28,14 @@ class Setting:
 
     Args:
         channels, image_size: of what the net is given: images, or the features of a frozen encoder
+
+    >>> import equipoise as eq
+    >>> from equipoise.contract.config import Config
+    >>> fed = eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    >>> method = eq.Method(eq.FedAvgServer, eq.FedAvgClient, "none", 2026, "nothing")
+    >>> setting = eq.Setting.of(Config(), method, fed)
+    >>> setting.num_classes, setting.channels, setting.image_size
+    (3, 3, 16)
     """
 
     config: Config
@@ -70,13 +78,15 @@ class Setting:
 
     def new_net(self) -> Net:
         """The configured net with the weights that every site and the server start from."""
-        return self.seeded("net", lambda: build_net(self.config.net, self.num_classes, self.channels, self.task.dense))
+        config, dense = self.config.net, self.task.dense
+        net: Net = self.seeded("net", lambda: build_net(config, self.num_classes, self.channels, dense))
+        return net
 
     def seeded(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()` under the named random stream, moved to the device: the same everywhere."""
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would also restart the random streams of slots on a GPU.
-            torch.random.default_generator.manual_seed(stream(self.config.seed, "initial", name))
+            torch.default_generator.manual_seed(stream(self.config.seed, "initial", name))
             made = make().to(self.device)
         if isinstance(made, nn.Module) and self.config.compute.channels_last:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

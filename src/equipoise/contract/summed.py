@@ -78,7 +78,7 @@ def like(text: str, model: str) -> str:
 
 def _marked(text: Text, summing: Summing) -> Text:
     carrier = text if type(text) is not str else _Words(text)
-    carrier.summing = summing  # type: ignore[union-attr, attr-defined]
+    carrier.summing = summing  # type: ignore[union-attr]
     return carrier  # type: ignore[return-value]
 
 

@@ -7,7 +7,15 @@ PACKAGE = "equipoise"
 
 
 class UserError(Exception):
-    """Something the user gave us cannot be used; the message says what, where, and what to do."""
+    """Something the user gave us cannot be used; the message says what, where, and what to do.
+
+    >>> import equipoise as eq
+    >>> try:
+    ...     eq.train("phantom", "fedavgg")
+    ... except eq.UserError as problem:
+    ...     print(problem)
+    there is no method 'fedavgg'; did you mean 'fedavg'?
+    """
 
 
 class FolderBusy(UserError):

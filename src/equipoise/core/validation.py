@@ -45,7 +45,7 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         return f"expected a list of tables: [[{error['loc'][-1]}]]"
     if error["type"] == "tuple_type":
         return f"expected a list (got {error['input']!r})"
-    message, given = error["msg"].removeprefix("Value error, "), repr(error["input"])
+    message, given = str(error["msg"]).removeprefix("Value error, "), repr(error["input"])
     if isinstance(error["input"], dict) or len(given) > LONGEST_VALUE:  # a whole table would bury the message
         return message
     return f"{message} (got {given})"

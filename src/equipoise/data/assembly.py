@@ -11,7 +11,7 @@ from equipoise.data import partition, sources
 from equipoise.data.apart import parts_with_apart
 from equipoise.data.data_config import DataConfig
 from equipoise.data.duplicates import equal_images_told, joined_groups
-from equipoise.data.federation import PARTS, Federation, Site, Split
+from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.preparation import PREPARATION
 from equipoise.data.soundness import (
     check_classes,
@@ -21,7 +21,7 @@ from equipoise.data.soundness import (
     missing_training,
     scarce_classes,
 )
-from equipoise.data.splits import count_leaks, grouped_folds, grouped_split, stratified_sample, whole_sites
+from equipoise.data.splits import PARTS, count_leaks, grouped_folds, grouped_split, stratified_sample, whole_sites
 from equipoise.data.store import Store, StoreIndex
 
 VALIDATION_SHARE = 0.1  # of the training part, where a given split has no validation part

@@ -59,13 +59,15 @@ class Split:
 
     def groups(self) -> np.ndarray:
         """The patient or lesion of each image (n,): the volume, where images are slices."""
-        return np.array(self.store.index.groups)[self.store.index.positions(self.rows)]
+        names: np.ndarray = np.array(self.store.index.groups)[self.store.index.positions(self.rows)]
+        return names
 
     def class_counts(self, num_classes: int) -> np.ndarray:
         """Images of each class, or pixels of each structure for segmentation: int64 (num_classes,)."""
         if self.task == "segmentation":
             index = self.store.index
-            return index.pixel_counts[index.positions(self.rows)].sum(axis=0)
+            of_pixels: np.ndarray = index.pixel_counts[index.positions(self.rows)].sum(axis=0)
+            return of_pixels
         return np.bincount(self.labels, minlength=num_classes).astype(np.int64)
 
     def stretches(self) -> Iterator[np.ndarray]:
@@ -121,6 +123,10 @@ class Federation:
         config: the settings that make this federation again
         task: "segmentation" where images have masks; then `classes` are structures, the background first
         features: what its splits hold in place of pixels, where a frozen encoder has seen the images
+
+    >>> import equipoise as eq
+    >>> eq.load_federation("phantom", phantom={"images": 60, "sites": 2, "classes": 3, "size": 16})
+    Federation('phantom': 3 classes, 2 sites: site 1, site 2)
     """
 
     name: str
@@ -216,6 +222,14 @@ class Federation:
             mask: the column with the paths of masks, which take the place of labels
             subgroups: further columns to keep with the images, such as `["sex", "age"]`, for `scores(by="sex")`
             **settings: any setting of the table `data`, such as `size=224` or `crop="squash"`
+
+        >>> import pandas as pd
+        >>> from PIL import Image
+        >>> table = pd.DataFrame({"file": [f"{n}.png" for n in range(20)], "dx": ["nevus", "melanoma"] * 10})
+        >>> for number, file in enumerate(table["file"]):
+        ...     Image.new("RGB", (32, 32), (number, 0, 0)).save(file)
+        >>> Federation.from_frame(table, path="file", label="dx", size=32).classes
+        ('melanoma', 'nevus')
         """
         from equipoise.data.from_python import from_frame
 
@@ -238,6 +252,12 @@ class Federation:
             datasets: by site, `(train, valid, test)` with None for one that is missing, or one dataset whose split is
                 drawn
             classes, layout, **settings: as in `from_arrays`
+
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.rand(20, 3, 32, 32), torch.arange(20) % 2)
+        >>> fed = Federation.from_datasets({"Bern": (data, None, data), "Graz": (data, None, data)})
+        >>> fed.table().sum().sum()
+        np.int64(80)
         """
         from equipoise.data.from_python import from_datasets
 
@@ -272,7 +292,8 @@ class Federation:
     def class_counts(self, part: str = "train") -> np.ndarray:
         """Images (or pixels) of each class in a part, over all sites and the common set, not cohorts: int64 (C,)."""
         places = (*self.sites, self.common) if self.common else self.sites
-        return np.sum([place.class_counts(len(self.classes), part) for place in places], axis=0)
+        counts: np.ndarray = np.sum([place.class_counts(len(self.classes), part) for place in places], axis=0)
+        return counts
 
     def places(self) -> tuple[Site, ...]:
         """Everyone with images: sites, the common set, unseen cohorts."""

@@ -21,12 +21,12 @@ from equipoise.core.errors import UserError, first_few
 from equipoise.core.validation import validated
 from equipoise.data import load_federation
 from equipoise.data.data_config import DataConfig
-from equipoise.data.federation import PARTS, Federation
+from equipoise.data.federation import Federation
 from equipoise.data.masks import USUAL_CLASSES, as_classes, square_mask
 from equipoise.data.pixels import Images, Layout, own_size, picture, squares, whole
 from equipoise.data.sources import refuse_similar
 from equipoise.data.sources.manifest import PARTS as WORDS
-from equipoise.data.splits import MULTI_LABEL
+from equipoise.data.splits import MULTI_LABEL, PARTS
 from equipoise.data.store import IMAGES, MASKS, Store, StoreIndex, claimed, with_masks, write_index
 
 Column = Sequence[Any] | np.ndarray | torch.Tensor

@@ -46,6 +46,9 @@ class Location:
         stamp: changes when the content does (size and time, or size and checksum in a zip)
         content: the image itself, where its file holds many and is no archive
         frame: which image of the file, where that holds several
+
+    >>> Location(Path("images/1.png")).file.name
+    '1.png'
     """
 
     file: Path

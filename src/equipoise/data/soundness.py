@@ -6,7 +6,8 @@ import numpy as np
 
 from equipoise.core.errors import UserError, first_few
 from equipoise.data.data_config import DataConfig
-from equipoise.data.federation import PARTS, Federation
+from equipoise.data.federation import Federation
+from equipoise.data.splits import PARTS
 from equipoise.data.store import StoreIndex
 
 

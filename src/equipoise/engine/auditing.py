@@ -22,7 +22,8 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import write_text
 from equipoise.core.streams import stream
 from equipoise.data import load_federation
-from equipoise.data.federation import PARTS, Federation, Site, Split
+from equipoise.data.federation import Federation, Site, Split
+from equipoise.data.splits import PARTS
 from equipoise.engine.events import events_in
 from equipoise.engine.loop import Run
 from equipoise.engine.payload_files import arrays_in

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat
 
-from equipoise.contract.config import Table, parse_toml, validated
+from equipoise.contract.config import parse_toml
 from equipoise.core.errors import UserError
+from equipoise.core.table import Table
+from equipoise.core.validation import validated
 from equipoise.data.data_config import DataConfig
 from equipoise.hospitals.exchange import FlowerOptions
 

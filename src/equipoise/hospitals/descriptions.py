@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from equipoise.contract.config import validated
 from equipoise.core.errors import UserError
 from equipoise.core.table import Table
+from equipoise.core.validation import validated
 from equipoise.data.federation import Federation, Site, Split
 from equipoise.data.soundness import missing_training
 from equipoise.data.splits import PARTS

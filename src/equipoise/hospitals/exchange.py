@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, PositiveFloat
 
-from equipoise.contract.config import Table
 from equipoise.contract.method import Setting
 from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure, Tensors
 from equipoise.core.errors import UserError
+from equipoise.core.table import Table
 from equipoise.engine.engine import Outcomes
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions

@@ -43,6 +43,9 @@ class Record:
         pooled: part in the authors' split of all images together, where it differs from `split`, that of single sites
         extra: what else is known of it, one value for each of the listing's `columns`
         mask: where the file of its mask is, in a listing of masks
+
+    >>> Record("1", Location(Path("images/1.png")), label=0, site="Bern", group="patient 7").group
+    'patient 7'
     """
 
     name: str
@@ -69,6 +72,11 @@ class Listing:
         facts: what people may want to know about this copy of the data set
         masks: images have masks, which show where the classes lie, and no labels
         threshold: values of masks from this one on are the second of two classes, the others the first
+
+    >>> names = ("nevus", "melanoma")
+    >>> records = tuple(Record(name, Location(Path(name)), at, "Bern", name) for at, name in enumerate(names))
+    >>> len(Listing("mine", names, records).records)
+    2
     """
 
     source: str
