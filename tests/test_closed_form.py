@@ -17,6 +17,7 @@ from equipoise.closed_form import (
     Sums,
     discriminant,
     noise_scale,
+    off_diagonal,
     on_grid,
     packed,
     principal,
@@ -158,3 +159,12 @@ def test_the_noise_is_the_least_that_gives_the_asked_privacy(epsilon, releases):
     ratio, normal = math.sqrt(3 * releases) / noise_scale(epsilon, 1e-5, releases), NormalDist()
     spent = normal.cdf(ratio / 2 - epsilon / ratio) - math.exp(epsilon) * normal.cdf(-ratio / 2 - epsilon / ratio)
     assert spent == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_noise_beside_the_diagonal_may_be_smaller_since_each_entry_stands_for_two():
+    """In units of its noise, an image of unit length changes the packed Gram matrix by exactly 1."""
+    image = torch.nn.functional.normalize(
+        torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), dim=0
+    )
+    change = packed(torch.outer(image, image))
+    assert (change / off_diagonal(len(change))).norm().item() == pytest.approx(1.0)

@@ -71,6 +71,17 @@ def unpacked(triangle: Tensor) -> Tensor:
     return whole
 
 
+def off_diagonal(length: int) -> Tensor:
+    """What noise on a packed symmetric matrix is times: 1 on the diagonal, 1 / sqrt(2) beside it.
+
+    An entry beside the diagonal stands for two of the matrix. So noise of deviation s on the matrix (as a vector of
+    length 1 changes it by at most 1) is s / sqrt(2) on these.
+    """
+    size = (math.isqrt(8 * length + 1) - 1) // 2
+    rows, columns = torch.triu_indices(size, size)
+    return torch.where(rows == columns, 1.0, 0.5**0.5)
+
+
 # ---- features ------------------------------------------------------------------------------------------------
 
 

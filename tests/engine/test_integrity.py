@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise.core.errors import UserError
+from equipoise.core.storage import checked_text
 from equipoise.engine import checkpoint, payload_files, states
-from equipoise.engine.checkpoint import Manifest, _read, _written
+from equipoise.engine.checkpoint import Manifest, _read
 from equipoise.engine.payload_files import DAMAGE, read_payload
 from equipoise.report import read_run
 from harness import TINY, all_state, assert_same_bits, events, last_checkpoint, run_tiny
@@ -28,7 +30,7 @@ SHORT = ("train.rounds=2", "evaluation.trained=false")
 
 def test_no_flipped_bit_of_a_manifest_changes_what_it_says():
     manifest = Manifest(3, "digest", "data", 1234, {"site 1": "00003-0-0"}, {"round": 2}, 1.5, "0123abcd")
-    text = _written(manifest).encode()
+    text = checked_text(asdict(manifest)).encode()
     assert _read(text) == manifest
     for place in range(8 * len(text)):
         flipped = bytearray(text)
@@ -193,3 +195,12 @@ def test_sigterm_is_told_in_words_with_status_143_and_the_run_goes_on(tmp_path):
     rounds = len(events(folder, "round"))
     run_tiny(folder, "fedavg", "train.rounds=40", "checkpoint.keep=1", resume=True)
     assert rounds < len(events(folder, "round")) == 40
+
+
+@pytest.mark.parametrize("settings", [(), ("train.rounds=3",)])
+def test_a_damaged_config_of_a_run_is_told_in_words(tmp_path, settings):
+    folder = run_tiny(tmp_path / "run", "fedavg")
+    path = folder / "config.toml"
+    path.write_text(path.read_text().replace("[train]", "[train", 1))
+    with pytest.raises(UserError, match=r"config\.toml, which the run wrote, is not valid TOML"):
+        run_tiny(folder, "fedavg", *settings, resume=True)

@@ -248,6 +248,36 @@ def test_a_site_with_numbers_that_cannot_be_added_is_left_out_by_name(tmp_path, 
     assert all(torch.isfinite(tensor).all() for tensor in server_state(folder).values() if tensor.is_floating_point())
 
 
+def straying(site: str, factor: float):
+    """FedAvg with a site that sends the multiple of its weights."""
+
+    def breaks(client):
+        class Straying(client):
+            def update(self):
+                found = super().update()
+                if self.workplace.site == site:
+                    found["model"] = {
+                        name: tensor * factor if tensor.is_floating_point() else tensor
+                        for name, tensor in found["model"].items()
+                    }
+                return found
+
+        return Straying
+
+    return with_client("fedavg", breaks)
+
+
+def test_a_site_checks_the_length_of_its_own_update(tmp_path):
+    """The server sees no single update, so that it cannot compare them."""
+    common = (SECURE, "train.rounds=1", "data.phantom.sites=4")
+    usual = run_tiny(tmp_path / "usual", straying("site 2", 8.0), *common)
+    assert not events(usual, "round")[0]["missing"]
+    folder = run_tiny(tmp_path / "long", straying("site 2", 20.0), *common)
+    assert "privacy.update_bound = 10" in events(folder, "round")[0]["missing"]["site 2"]
+    wide = run_tiny(tmp_path / "wide", straying("site 2", 20.0), *common, "privacy.update_bound=30")
+    assert not events(wide, "round")[0]["missing"]
+
+
 def test_with_two_answers_of_three_nothing_is_opened(tmp_path):
     def breaks(client):
         class Broken(client):

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("opacus")
 
+from equipoise.contract.config import PrivacyConfig
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.office import Refused
@@ -92,3 +93,55 @@ def test_a_repeated_round_gets_the_same_noise_and_another_model_gets_other_noise
     entries = parcel.header["entries"] | {names[0]: parcel.header["entries"][names[0]] | {"dtype": "float64"}}
     trained(entries=entries)  # with the same identity, by a lying server
     assert office._work(parcel.header["config"]).slot.private.occasion != occasion
+
+
+def described(office, config, **more) -> dict:
+    """The answer to a server that asks what data the site has."""
+    return office.answer(seal(prepare({}), action=DESCRIBE, config=config.to_toml(), **more)).header
+
+
+def test_a_site_adds_up_epsilon_over_runs_and_refuses_more_than_its_ceiling(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", *PRIVATE)
+    hospitals.run()
+    office = next(iter(hospitals.post.offices.values()))
+    assert office.spending.spent == 8
+    hospitals.run(resume=True)
+    assert office.spending.spent == 8
+    described(office, hospitals.config)  # the next run takes this one up
+    assert office.spending.spent == 16
+    office.spending.ceiling = 20.0
+    other = hospitals.config.model_copy(
+        update={"privacy": hospitals.config.privacy.model_copy(update={"epsilon": 4.5, "counts_noise": 10.0})}
+    )
+    assert "16 of 20 spent" in described(office, other)["error"]
+    open_run = hospitals.config.model_copy(update={"privacy": PrivacyConfig(least=5)})
+    assert "without privacy.epsilon" in described(office, open_run)["error"]
+    office.spending.ceiling = 20.5
+    assert "description" in described(office, other) and office.spending.spent == 20.5
+    account = office.spending.path
+    account.write_text(account.read_text().replace("8.0", "0.8", 1))
+    assert "account of epsilon is damaged" in described(office, other)["error"]
+
+
+def test_a_site_answers_no_more_rounds_than_its_epsilon_covers(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", *PRIVATE, post=Recorder)
+    hospitals.run()
+    site, parcel = hospitals.post.trained[-1]
+    office = hospitals.post.offices[site]
+
+    def trained(**changed):
+        text = json.dumps(parcel.header | {"version": "", "omit": False} | changed)
+        return office.answer(Parcel(text, hospitals.post.sent)).header
+
+    assert "entries" in trained()  # the same question again
+    assert "covers 2 answers about training images" in trained(round=3)["error"]
+    assert "covers 2 answers about training images" in trained(index=1)["error"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_run_asks_for_no_more_measurements_than_its_epsilon_covers(tmp_path, method):
+    """The site would refuse the last ones."""
+    hospitals = Hospitals(tmp_path, method, *PRIVATE, "train.rounds=3")
+    folder = hospitals.run()
+    assert not [event for event in events(folder, "warning") if "measure" in event["text"]]
+    assert {event["part"] for event in events(folder, "final")} and events(folder, "evaluation")

@@ -228,6 +228,32 @@ def test_one_release_has_the_noise_that_was_asked_for_and_no_second_one(federate
     assert all(here.server.state.total[name].equal(before[name]) for name in SUMS)
 
 
+def test_random_directions_are_orthonormal_and_depend_on_no_image(federated):
+    one = federated("closed.basis='random'", "closed.dimensions=8")
+    other = federated("closed.basis='random'", "closed.dimensions=8", "data.phantom.images=300")
+    for here in (one, other):
+        here.round()
+    whitening = one.server.state.whitening
+    assert torch.allclose(whitening.T @ whitening, torch.eye(8, dtype=torch.float64))
+    assert whitening.equal(other.server.state.whitening) and not one.server.state.total["gram"].equal(
+        other.server.state.total["gram"]
+    )
+
+
+def test_with_random_directions_epsilon_pays_for_one_release(federated):
+    pytest.importorskip("dp_accounting")
+    here = federated("closed.epsilon=2", "closed.basis='random'", "data.phantom.images=300", "closed.dimensions=32")
+    here.round()
+    deviation, drawn = noise_scale(2.0, 1e-5, 1), []
+    for site in here.sites:
+        kept = here.kept(site)
+        drawn.append(kept["sent.gram/"] - kept["own.gram/"])
+    rows, columns = torch.triu_indices(32, 32)
+    noise = torch.cat([gram[rows != columns] for gram in drawn])
+    assert noise.std().item() == pytest.approx(deviation / 2**0.5, rel=0.1)
+    assert torch.cat([gram[rows == columns] for gram in drawn]).std().item() == pytest.approx(deviation, rel=0.3)
+
+
 def test_secure_sums_share_the_noise_out_among_the_answers_that_a_round_needs(federated):
     pytest.importorskip("dp_accounting")
     more = ("data.phantom.images=300", "closed.dimensions=32", "closed.per_dimension=0", "train.min_sites=3")

@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from equipoise.core.device_names import decisive_part
-from equipoise.core.errors import UserError, as_text
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import meant, meant_or_all
@@ -250,6 +250,12 @@ class PrivacyConfig(Table):
         description="the server sees only sums over sites of models, counts and evaluations; needs three sites",
         json_schema_extra=LATER,
     )
+    update_bound: PositiveFloat = Field(
+        10.0,
+        description="with secure_sums: a site withholds an update that is longer than this multiple of the weights "
+        "that it received",
+        json_schema_extra=LATER,
+    )
     epsilon: PositiveFloat | None = Field(
         None,
         description="epsilon of differential privacy for one image, over all that leaves a site in a run; none: off",
@@ -277,9 +283,10 @@ class PrivacyConfig(Table):
         return 0 if self.epsilon else self.least
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
+        idle = {} if self.secure_sums else {"update_bound": "privacy.secure_sums is not set"}
         if self.epsilon:
-            return {"least": "privacy.epsilon hides single images by noise"}
-        return dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
+            return idle | {"least": "privacy.epsilon hides single images by noise"}
+        return idle | dict.fromkeys(("delta", "clip", "counts_noise"), "privacy.epsilon is not set")
 
 
 class ReportConfig(Table):
@@ -429,14 +436,6 @@ def read_raw(source: str | None) -> dict[str, Any]:
     if {"row", "seeds"} & tables.keys():
         raise UserError(f"{source} is a study of several runs; start it with: equipoise study {source}")
     return tables
-
-
-def parse_toml(content: bytes, where: str) -> dict[str, Any]:
-    """The tables of a TOML file; `where` names it in messages."""
-    try:
-        return tomllib.loads(as_text(content, where))
-    except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"{where} is not valid TOML: {problem}") from None
 
 
 def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

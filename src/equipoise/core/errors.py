@@ -1,7 +1,9 @@
 """The one exception that means: the user can mend this (exit code 2); and what messages are made of."""
 
+import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
 PACKAGE = "equipoise"
 
@@ -74,3 +76,11 @@ def as_text(content: bytes, where: str, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as problem:
         line = content[: problem.start].count(b"\n") + 1
         raise UserError(f"{where}, line {line}: the text is not UTF-8; save the file in that encoding") from None
+
+
+def parse_toml(content: bytes, where: str) -> dict[str, Any]:
+    """The tables of a TOML file; `where` names it in messages."""
+    try:
+        return tomllib.loads(as_text(content, where))
+    except tomllib.TOMLDecodeError as problem:
+        raise UserError(f"{where} is not valid TOML: {problem}") from None

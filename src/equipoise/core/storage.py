@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -53,6 +56,33 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def checked_text(content: Mapping[str, Any]) -> str:
+    """Some content as JSON, with its checksum."""
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1)
+
+
+def read_checked(text: bytes, must: Callable[[dict[str, Any]], bool] = lambda content: False) -> dict[str, Any]:
+    """The inverse of `checked_text`.
+
+    Args:
+        must: whether content without a checksum is damaged; earlier versions wrote none
+
+    Raises:
+        ValueError: where the text is damaged
+    """
+    content: dict[str, Any] = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("the file does not hold what was written")
+    checksum = content.pop("checksum", "")
+    if (checksum or must(content)) and checksum != _checksum(content):
+        raise ValueError("the file does not hold what was written")
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @contextmanager

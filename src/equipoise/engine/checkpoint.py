@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ import numpy as np
 
 from equipoise.contract.protocol import Payload, Value
 from equipoise.core.errors import UserError
-from equipoise.core.storage import settle, write_text
+from equipoise.core.storage import checked_text, read_checked, settle, write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.payload_files import DAMAGE, damage_named, read_payload, write_payload
 
@@ -46,27 +45,13 @@ class Manifest:
         return {choice["round"] for choice in choices if "round" in choice}
 
 
-def _written(manifest: Manifest) -> str:
-    """A manifest as text, with its checksum."""
-    content = asdict(manifest)
-    return json.dumps({**content, "checksum": _checksum(content)}, indent=1)
-
-
 def _read(text: bytes) -> Manifest:
-    """The inverse of `_written`; older versions wrote no checksum.
+    """The manifest of a text; older versions wrote no checksum.
 
     Raises:
         ValueError: where the text is damaged; or TypeError
     """
-    content = json.loads(text)
-    checksum = content.pop("checksum", "")
-    if (checksum or "log" in content) and checksum != _checksum(content):
-        raise ValueError("its manifest does not hold what was written")
-    return Manifest(**content)
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return Manifest(**read_checked(text, lambda content: "log" in content))
 
 
 def fingerprint(federation: Federation, parts: Collection[str] | None = None) -> str:
@@ -110,7 +95,7 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         write_payload(temporary / "server.safetensors", server, durable=True)
         write_payload(temporary / "scores.safetensors", scores, durable=True)
-        write_text(temporary / "manifest.json", _written(manifest))
+        write_text(temporary / "manifest.json", checked_text(asdict(manifest)))
         settle(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -121,7 +106,7 @@ class Checkpoints:
         for round_number in self.rounds():
             manifest = self.manifest(round_number)
             manifest.digest = digest
-            write_text(self._path(round_number) / "manifest.json", _written(manifest))
+            write_text(self._path(round_number) / "manifest.json", checked_text(asdict(manifest)))
 
     def damage_named(self) -> AbstractContextManager[None]:
         """Says that a checkpoint is damaged, and what to do, where what it holds cannot be used."""

@@ -197,6 +197,7 @@ class Engine:
         for reply in replies:
             counts = self.measures.pop(reply.site, {})
             try:
+                self.summer.check(reply.payload, ask.message(reply.site))
                 parts[reply.site] = self.summer.part(ask.action, reply.payload, counts, measured, len(ask.sites))
             except TooLarge as problem:
                 self._fail(reply.site, f"{ask.action}: {problem}")

@@ -17,7 +17,7 @@ from equipoise.components import get_component
 from equipoise.contract.component import Component, Options
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.table import dotted, tables_in
 from equipoise.data.federation import Federation, Site
 from equipoise.engine.checkpoint import Checkpoints, Manifest, fingerprint
@@ -68,8 +68,7 @@ def resumed(
 
 def _check_plugins(folder: Path, config: Config) -> None:
     """Refuse to go on with a plug-in whose source has changed since the run began."""
-    path = folder / "config.toml"
-    recorded = tomllib.loads(path.read_text(encoding="utf-8")).get("plugins", {}) if path.exists() else {}
+    recorded = _config_written(folder).get("plugins", {})
     for name, digest in config.plugins.items():
         if recorded.get(name, digest) != digest:
             raise UserError(
@@ -95,10 +94,14 @@ def rounds_before(folder: Path, config: Config) -> int | None:
     return before if before is not None and before < config.train.rounds else None
 
 
-def _rounds_written(folder: Path) -> int | None:
+def _config_written(folder: Path) -> dict[str, Any]:
+    """The config that the run in a folder wrote; nothing where it wrote none."""
     path = folder / "config.toml"
-    written = dotted(tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    before = written.get("train.rounds")
+    return parse_toml(path.read_bytes(), f"{path}, which the run wrote,") if path.exists() else {}
+
+
+def _rounds_written(folder: Path) -> int | None:
+    before = dotted(_config_written(folder)).get("train.rounds")
     return before if isinstance(before, int) else None
 
 
@@ -117,10 +120,9 @@ def _extends(folder: Path, config: Config, latest: Manifest) -> bool:
 
 def _changes(folder: Path, config: Config) -> str:
     """Which settings differ from those of the run in the folder, in words."""
-    path = folder / "config.toml"
-    if not path.exists():
+    before, now = dotted(_config_written(folder)), dotted(tomllib.loads(config.to_toml()))
+    if not before:
         return ""
-    before, now = (dotted(tomllib.loads(text)) for text in (path.read_text(encoding="utf-8"), config.to_toml()))
     keys = [key for key in sorted({**before, **now}) if before.get(key) != now.get(key)]
     changes = [f"{key} was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}" for key in keys[:SHOWN_CHANGES]]
     return f": {', '.join(changes)}" if changes else ""

@@ -11,9 +11,9 @@ import torch
 
 from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
 from equipoise.contract.component import Options
-from equipoise.contract.config import Config, override, parse_config, parse_toml, read_raw
+from equipoise.contract.config import Config, override, parse_config, read_raw
 from equipoise.core.device_names import places_of_run
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.outside import short_name
 from equipoise.core.plugins import check_unchanged, described, is_plugin
 from equipoise.core.table import dotted, written

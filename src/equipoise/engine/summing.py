@@ -15,7 +15,7 @@ from equipoise.contract.method import Client, Setting
 from equipoise.contract.protocol import Payload, Tensors, Value, flatten
 from equipoise.contract.summed import terms_of, whole_of
 from equipoise.engine.slot import EVALUATE, Request
-from equipoise.sums import Term, decoded, encoded, layout_of, layout_text, read_layout, term
+from equipoise.sums import Term, TooLarge, decoded, encoded, layout_of, layout_text, read_layout, term
 
 #: the name of the scores of all sites together
 ALL_SITES = "all sites"
@@ -61,6 +61,18 @@ class Summer:
                 terms[f"{MEASURED}{place}/{name}"] = term(counts[name])
         return layout_text(layout_of(terms)), encoded(terms, sites)
 
+    def check(self, payload: Mapping[str, Value], message: Mapping[str, Value]) -> None:
+        """Each site checks its own update: the server sees no single one.
+
+        Raises:
+            TooLarge: where it is far longer than the weights that were sent
+        """
+        bound, own = self.setting.config.privacy.update_bound, flatten(payload)[0]
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in flatten(message)[0].items() if name in own}
+        sent = length_of_update(message, zeros)
+        if sent and not length_of_update(payload, message) <= bound * sent:
+            raise TooLarge(f"its update is longer than privacy.update_bound = {bound:g} times the weights it received")
+
     def whole(self, action: str, words: str, total: Tensor, sites: int) -> tuple[Payload, dict[str, Tensors]]:
         """The sum over sites as one reply, and the counts of all of them together."""
         layout = read_layout(words)
@@ -77,6 +89,13 @@ class Summer:
             return {}, measures
         entries, device = self.sheet.get(action, {}), self.setting.device
         return whole_of(sums, layout, entries, self.weighting, sites, device), measures
+
+
+def length_of_update(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float:
+    """How far a site has moved the weights that it was sent, as a Euclidean length; counts and sums do not matter."""
+    tensors, sent = flatten(payload)[0], flatten(message)[0]
+    moved = [t.double() - sent[name].double() for name, t in tensors.items() if name in sent and t.is_floating_point()]
+    return float(sum(change.square().sum() for change in moved)) ** 0.5
 
 
 def together(requests: Sequence[Request]) -> list[list[Request]]:

@@ -6,7 +6,6 @@ run can resume while some sites are away.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
 from equipoise.core.errors import UserError
-from equipoise.core.storage import write_text
+from equipoise.core.storage import checked_text, read_checked, write_text
 from equipoise.data.federation import Federation
 from equipoise.engine.loop import Observer, Run
 from equipoise.engine.payload_files import claimed_folder
@@ -219,7 +218,7 @@ def _consortium(
     """The run's identity and the sites' descriptions: asked for at the start, read back on resume."""
     path = folder / CONSORTIUM
     if resume and path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = _read_consortium(path)
         if [d["site"] for d in known["sites"]] != list(settings.sites):
             raise UserError(f"{folder} holds a run of other sites than the server's file names")
         wait.until_there(config.train.min_sites, min(settings.wait, RECONNECT_SECONDS))
@@ -230,8 +229,19 @@ def _consortium(
         "run": f"{config.run_name}-{secrets.token_hex(4)}",
         "sites": _descriptions(config, settings, post, wait),
     }
-    write_text(path, json.dumps(consortium, indent=1))
+    write_text(path, checked_text(consortium))
     return consortium
+
+
+def _read_consortium(path: Path) -> dict[str, Any]:
+    """What a run wrote of its sites."""
+    try:
+        known = read_checked(path.read_bytes())
+        return {"run": str(known["run"]), "sites": [read_description(d["site"], d) for d in known["sites"]]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path} is damaged, so it cannot tell which sites the run has; put it back from a copy, or start a new run"
+        ) from None
 
 
 def _descriptions(config: Config, settings: ServerFile, post: GridPost, wait: _Wait) -> list[dict[str, Any]]:

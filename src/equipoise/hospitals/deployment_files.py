@@ -8,8 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat
 
-from equipoise.contract.config import parse_toml
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.table import Table
 from equipoise.core.validation import validated
 from equipoise.data.data_config import DataConfig
@@ -97,6 +96,11 @@ class SiteFile(DeploymentFile):
         LEAST,
         ge=0,
         description="no count, sum or mean of fewer images leaves; the site refuses runs with a lower limit",
+    )
+    epsilon: PositiveFloat | None = Field(
+        None,
+        description="largest sum of privacy.epsilon over all runs on this site's images; the site refuses further "
+        "runs, and runs without epsilon",
     )
     ca: Path | None = Field(None, description="certificate of the consortium's CA")
     key: Path | None = Field(None, description="this node's private key")

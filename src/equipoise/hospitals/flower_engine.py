@@ -18,11 +18,11 @@ from torch import Tensor
 
 from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
-from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Sums, Value, flatten
+from equipoise.contract.protocol import Ask, PerSite, Reply, SiteFailure, Sums, Value
 from equipoise.core.errors import UserError
 from equipoise.engine.engine import Engine
 from equipoise.engine.slot import EVALUATE, Outcome, Request
-from equipoise.engine.summing import ALL_SITES, numbers_in, together
+from equipoise.engine.summing import ALL_SITES, length_of_update, numbers_in, together
 from equipoise.hospitals.bounds import absurd, chance, share_of, size_of
 from equipoise.hospitals.exchange import PUBLISH, FlowerOptions, Hospitals, Post, RemoteVersions, Roster
 from equipoise.hospitals.journal import Journal
@@ -140,7 +140,7 @@ class FlowerEngine(Engine):
     def _sound(self, replies: list[Reply], ask: Ask) -> list[Reply]:
         """Also leave out replies that are absurd beside those of the others: updates, losses, what else is reported."""
         sound = super()._sound(replies, ask)
-        lengths = {reply.site: _length(reply.payload, ask.message(reply.site)) for reply in sound}
+        lengths = {reply.site: length_of_update(reply.payload, ask.message(reply.site)) for reply in sound}
         sound = self._without_absurd(sound, ask, "its update", lengths, self.options.norm_bound, in_proportion=True)
         for what, values, least in self._reported(sound, ask):
             sound = self._without_absurd(sound, ask, what, values, self.options.loss_bound, least)
@@ -222,10 +222,3 @@ def _same_counts(claimed: Value, counts: Sequence[int]) -> bool:
 def _size(entry: str, payload: Mapping[str, Value], message: Mapping[str, Value]) -> float | None:
     """How large an entry of a reply is; None for one that was sent, which counts as an update."""
     return None if entry in message or entry not in payload else size_of(payload[entry])
-
-
-def _length(payload: Mapping[str, Value], message: Mapping[str, Value]) -> float:
-    """How far a site has moved the weights that it was sent, as a Euclidean length; counts and sums do not matter."""
-    tensors, sent = flatten(payload)[0], flatten(message)[0]
-    moved = [t.double() - sent[name].double() for name, t in tensors.items() if name in sent and t.is_floating_point()]
-    return float(sum(change.square().sum() for change in moved)) ** 0.5

@@ -35,7 +35,7 @@ from equipoise.engine.disclosure import DESCRIBE
 from equipoise.engine.image_scores import ImageScores
 from equipoise.engine.local_engine import all_sites, new_slot
 from equipoise.engine.payload_files import DAMAGE, read_payload, safe_name, write_payload
-from equipoise.engine.private import check_private, noisy_description, smallest_noise
+from equipoise.engine.private import check_private, noisy_description, scores_noise, smallest_noise
 from equipoise.engine.runs import with_encoder
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot, exhaust
 from equipoise.engine.states import KEPT, read_state, write_state
@@ -60,6 +60,7 @@ from equipoise.hospitals.parcels import (
 from equipoise.hospitals.policy import Policy, check_policy, facts_that_may_leave
 from equipoise.hospitals.secure_sums import COLUMNS, MASKED
 from equipoise.hospitals.security import write_secret
+from equipoise.hospitals.spending import Overspent, Spending
 from equipoise.hospitals.sum_desk import SUM_ACTIONS, Identity, RefusedSum, SumDesk
 from equipoise.methods import get_method, option_tables
 from equipoise.sums import TooLarge
@@ -100,6 +101,7 @@ class Office:
         data: how the site's images were prepared, which those that its models meet later must be, too
         least: the site refuses runs whose `privacy.least` is lower
         plugins: names of plug-ins that a run may use here
+        epsilon: the site refuses runs beyond this sum of `privacy.epsilon` over all runs; None: no limit
         identity: by what other sites know this one in secure sums, and this one them
     """
 
@@ -115,12 +117,14 @@ class Office:
         least: int = 0,
         plugins: Sequence[str] = (),
         identity: Identity | None = None,
+        epsilon: float | None = None,
     ):
         self.site = site
         self.federation = federation
         self.least = least
         self.identity = identity or Identity()
         self.folder = folder
+        self.spending = Spending(folder, epsilon)
         self.policy = policy
         self.device = device
         self.plugins = plugins
@@ -144,7 +148,7 @@ class Office:
         except StateLost as problem:
             log.error("cannot go on: %s", problem)
             return _reply(error=str(problem), lost=True)
-        except (Refused, RefusedSum, SiteFailure, UnreadableParcel) as problem:
+        except (Refused, RefusedSum, Overspent, SiteFailure, UnreadableParcel) as problem:
             log.warning("refused: %s", problem)
             return _reply(error=str(problem))
         except OSError as problem:
@@ -165,6 +169,7 @@ class Office:
             return self._describe(header)
         work = self._work(header["config"])
         self._allow(work.config, type(work.slot.client))
+        self.spending.admit(work.config, header["run"])
         own = digest_of(self.described(work.config))
         if header["described"].get(self.site, own) != own:
             raise Refused("this site's data has changed since the run began")
@@ -186,6 +191,7 @@ class Office:
         if "config" in header:
             config = _parse(header["config"], self.plugins)
             self._allow(config, _client(config))
+            self.spending.admit(config, "")
             description = self.described(config)
         return _reply(description=description, version=__version__)
 
@@ -266,6 +272,7 @@ class Office:
         if work.slot.private is not None:
             # Equal work gets equal noise: a repeated round reveals nothing more. Another model gets other noise.
             work.slot.private.occasion = digest_of({name: header[name] for name in OCCASION})
+            self._account(work, header, request, work.slot.private.occasion)
         elsewhere = self._data(work, request.data) if request.data else None
         asked = with_single(request, work.setting.task.dense)
         kept = without_residuals(before)
@@ -274,7 +281,7 @@ class Office:
             self._keep(records.folder, taken_out(outcome, request, request.round))
         outcome.facts = facts_that_may_leave(self.policy, outcome.facts)
         if "sum" in header:
-            outcome = self._masked(work, records, header, outcome)
+            outcome = self._masked(work, records, header, message, outcome)
         contents, state = None, outcome.kept
         if version and "sum" not in header and header.get("wire", "fp32") != "fp32":
             residuals = residuals_of(before, action)
@@ -291,14 +298,27 @@ class Office:
             records.write_reply(header, reply)
         return reply
 
+    def _account(self, work: Workplace, header: Mapping[str, Any], request: Request, occasion: str) -> None:
+        """Count what this answer tells of the site's own images, up to what the run's epsilon covers."""
+        which = digest_of({"of": occasion, "round": request.round, "index": request.index})
+        answers = {} if request.action == EVALUATE else {"training": [which]}
+        if not request.data:
+            answers |= {part: [f"{which} {view}" for view in request.views] for part in request.measure}
+        most = dict.fromkeys(request.measure, scores_noise(work.config)[0] - 1)  # the description was one
+        most["training"] = work.config.train.rounds
+        self.spending.release(work.config, header["run"], answers, most)
+
     def _desk(self, records: Records, header: Mapping[str, Any]) -> SumDesk:
         return SumDesk(self.site, records.folder / "sums", header["run"], self.identity)
 
-    def _masked(self, work: Workplace, records: Records, header: Mapping[str, Any], outcome: Outcome) -> Outcome:
+    def _masked(
+        self, work: Workplace, records: Records, header: Mapping[str, Any], message: Payload, outcome: Outcome
+    ) -> Outcome:
         """The outcome with its numbers under masks; of its work the site tells how long it took."""
         asked = header["sum"]
         summer = Summer(work.setting, type(work.slot.client))
         try:
+            summer.check(outcome.payload, message)
             words, vector = summer.part(
                 header["action"], outcome.payload, outcome.measures, asked["measured"], int(asked["sites"])
             )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract.config import parse_toml
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.hospitals.authority import Authority, names_of
 from equipoise.hospitals.deployment_files import ServerFile, SiteFile
 from equipoise.hospitals.security import check_private, new_key_pair, public_line

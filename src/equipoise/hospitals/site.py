@@ -122,6 +122,7 @@ def serve(settings: SiteFile, insecure: bool, federation: Federation) -> None:
         settings.least,
         settings.plugins,
         identity_of(settings, insecure),
+        settings.epsilon,
     )
     sign = reply_signer(settings.key) if settings.key and not insecure else lambda reply, question: reply
     ledger = Ledger(settings.state)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.closed_form import Head, noise_scale, on_grid, principal, whitened
+from equipoise.closed_form import Head, noise_scale, off_diagonal, on_grid, principal, whitened
 from equipoise.components._closed_form import (
     ENTRIES,
     MOMENT_ENTRIES,
@@ -34,6 +34,7 @@ from equipoise.contract.client import Client
 from equipoise.contract.method import Batch, Method, Server
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, PerSite, Scan, Tensors, Value
 from equipoise.core.errors import UserError, first_few, install
+from equipoise.core.table import LATER
 from equipoise.nets import Net, build_net
 from equipoise.nets.architectures import architecture, net_names
 
@@ -52,6 +53,12 @@ class Options(ClosedFormOptions):
     )
     epsilon: float = Field(0.0, ge=0, description="differential privacy of each image in all that is sent; 0: none")
     delta: float = Field(1e-5, gt=0, lt=1, description="its probability of failure")
+    basis: Literal["principal", "random"] = Field(
+        "principal",
+        description="directions of the features: `principal` ones take an exchange; `random` ones are public, so that "
+        "closed.epsilon pays for one exchange instead of two",
+        json_schema_extra=LATER,
+    )
 
     #: whether sums leave the sites
     exchanges: ClassVar[bool] = True
@@ -81,6 +88,8 @@ class Options(ClosedFormOptions):
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
         idle = dict.fromkeys(("train.epochs", "train.steps", "train.aggregation"), "closed does not train")
+        if self.basis == "random":
+            idle["per_dimension"] = "basis is random"
         return super().without_effect(setting) | idle | ({} if self.epsilon else {"delta": "epsilon is 0"})
 
     def cautions(self, setting: Any, sites: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -107,11 +116,11 @@ class Options(ClosedFormOptions):
         return "closed.epsilon draws its noise from the run's seed, which the server knows" if self.epsilon else ""
 
     def noise(self) -> float:
-        """Standard deviation of the noise on each sum; both exchanges are released."""
+        """Standard deviation of the noise on each sum; all exchanges are released."""
         if not self.epsilon:
             return 0.0
         try:
-            return noise_scale(self.epsilon, self.delta, releases=2)
+            return noise_scale(self.epsilon, self.delta, releases=1 if self.basis == "random" else 2)
         except ImportError:
             raise UserError(f"closed.epsilon needs an accountant of privacy; {install('privacy')}") from None
 
@@ -155,7 +164,9 @@ class ClosedServer(FrozenBodies, Server):
 
     def round(self, number: int, sites: Sequence[str]) -> Conversation:
         """The first round fits the whitening; each adds what its sites have not sent before."""
-        if not self.state.components:
+        if not self.state.components and self.options.basis == "random":
+            self._choose_directions()
+        elif not self.state.components:
             self._whiten((yield Ask("moments", sites)))
         yield from self._gathered(sites)
 
@@ -172,6 +183,14 @@ class ClosedServer(FrozenBodies, Server):
         replies = yield Ask("train", sites, **self._frame(), **more)
         self.state.total = {name: total + total_of(replies, name) for name, total in self.state.total.items()}
         self._solve()
+
+    def _choose_directions(self) -> None:
+        """Orthonormal directions that depend on no image."""
+        state, shape = self.state, self.state.whitening.shape
+        state.whitening = self.setting.seeded(
+            "closed basis", lambda: torch.linalg.qr(torch.randn(shape, dtype=torch.float64))[0]
+        )
+        state.components = shape[1]
 
     def _whiten(self, replies: Any) -> None:
         state, number = self.state, float(total_of(replies, "number"))
@@ -278,6 +297,8 @@ class ClosedClient(FrozenBodies, Client):
         noisy = {}
         for name, value in found.items():
             drawn = torch.randn(value.shape, generator=random, dtype=torch.float64, device=value.device)
+            if name == "gram" and self.options.basis == "random":
+                drawn = drawn * off_diagonal(len(value)).to(drawn)
             noisy[name] = on_grid(value + scale * drawn)
         return noisy
 

@@ -25,7 +25,7 @@ class Options(ClosedOptions):
     exchanges: ClassVar[bool] = False
 
     def without_effect(self, setting: Any = None) -> dict[str, str]:
-        idle = dict.fromkeys(("others", "epsilon", "delta"), "nothing leaves a site")
+        idle = dict.fromkeys(("others", "epsilon", "delta", "basis"), "nothing leaves a site")
         return super().without_effect(setting) | idle
 
 

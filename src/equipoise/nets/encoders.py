@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.errors import UserError, first_line
+from equipoise.core.errors import UserError, first_line, parse_toml
 from equipoise.core.outside import find
 from equipoise.data.augment import AugmentConfig
 from equipoise.data.augment.pipelines import Statistics, choose_statistics
@@ -244,13 +244,11 @@ def _from_outside(name: str, config: NetConfig, channels: int) -> Made:
 
 def _of_run(name: str, config: NetConfig, channels: int) -> Made:
     """The body of a finished run's own global model, with that run's size and normalisation."""
-    import tomllib
-
     folder = Path(name.partition(":")[2]).expanduser()
     model, told, log = folder / "models" / "global.safetensors", folder / "config.toml", folder / "events.jsonl"
     if not model.is_file() or not told.is_file():
         raise UserError(f"{folder} holds no finished run: {model.name} is missing; name the folder of one")
-    raw = tomllib.loads(told.read_text(encoding="utf-8"))
+    raw = parse_toml(told.read_bytes(), str(told))
     with log.open(encoding="utf-8") as lines:
         start = json.loads(lines.readline())
     net_config = NetConfig.model_validate({**raw["net"], "weights": "none"})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from equipoise.contract.config import Config
-from equipoise.core.errors import UserError, as_text, first_line
+from equipoise.core.errors import UserError, first_line, parse_toml
 from equipoise.core.extras import imported
 from equipoise.core.outside import short_name
 from equipoise.engine.loop import Observer, Run
@@ -199,10 +198,7 @@ def cluster_settings(path: Path | None) -> dict[str, Any]:
         return {}
     if not path.is_file():
         raise UserError(f"--cluster {path}: there is no such file; it holds jobs = 4, timeout_min = 240 and the like")
-    try:
-        return tomllib.loads(as_text(path.read_bytes(), str(path)))
-    except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"{path} is not valid TOML: {problem}") from None
+    return parse_toml(path.read_bytes(), str(path))
 
 
 def run_on_cluster(

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from equipoise.contract.config import parse_toml
 from equipoise.core.definitions import modules_in, names_in_papers
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.plugins import entry_names, is_plugin
 from equipoise.core.suggestions import meant_or_all, unknown
 from equipoise.core.table import Table

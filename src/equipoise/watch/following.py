@@ -6,7 +6,6 @@ Each gives the contents of the page as plain values, and does no work while noth
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from equipoise.core.errors import UserError
+from equipoise.core.errors import UserError, parse_toml
 from equipoise.engine.payload_files import safe_name
 from equipoise.hospitals.ledger import LEDGER
 from equipoise.metrics import METRICS
@@ -70,7 +69,7 @@ def follow(path: Path) -> Followed:
 
 def _state_of(file: Path) -> Path:
     """The state folder that a site's file names."""
-    raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    raw = parse_toml(file.read_bytes(), str(file))
     if "superlink" not in raw:
         raise UserError(f"{file} is not the file of a site. To watch a server, name the folder of its run.")
     return file.parent / str(raw.get("state", "state"))
