@@ -39,6 +39,7 @@ FEDERATIONS: dict[str, tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]
 DRAWN = {"ham10000": 10, "pbc": 12}
 ALPHAS = (0.05, 0.1)
 BALANCED = {"train.loss": "balanced_softmax"}
+COMMON = "closed, common"
 #: rows of the core: method, settings, the view that is reported
 CORE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "local": ("local", {}, None),
@@ -53,7 +54,7 @@ CORE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "scaffold": ("scaffold", {}, None),
     "ditto": ("ditto", {}, None),
     "closed": ("closed", {}, "personal"),
-    "closed, common": ("closed", {"evaluation.view": "global"}, "global"),
+    COMMON: ("closed", {"evaluation.view": "global"}, "global"),
     "closed, local": ("closed-local", {}, "personal"),
 }
 #: the recipe has one setting for all federations: it is not tuned on any
@@ -141,6 +142,17 @@ def rows_of(study: str, chosen: Mapping[str, Mapping[str, Any]]) -> list[dict[st
     for name, (method, own, view) in beyond().items():
         add(name, method, own, name if name in chosen else "fedavg", every, view)
     return rows
+
+
+def seedless(study: str) -> set[str]:
+    """Rows that are the same under every seed: closed forms draw nothing but partitions."""
+    closed = {OURS, *(name for name, (method, _, _) in CORE.items() if method in CLOSED)}
+    return set() if study in DRAWN else closed
+
+
+def in_one_run(settings: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the run of `closed` has the common model too, given the settings of rows."""
+    return settings[COMMON] == nested({**settings["closed"], "evaluation.view": "global"})
 
 
 def head_of(study: str, name: str) -> dict[str, Any]:

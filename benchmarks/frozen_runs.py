@@ -42,14 +42,15 @@ STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CORE, (1,), ("dermoscopy",)),
     (CLOSED, (1, 2, 3, 4, 5), ALL),
     (CORE, (2, 3), ("dermoscopy",)),
+    (CLAIMED, (0, 1, 2, 3), ("dermoscopy",)),
     (CORE, (1, 2), ("pbc",)),
     (COMPONENTS, (1, 2, 3), ("dermoscopy",)),
-    (CLAIMED, (0, 1, 2, 3), ("dermoscopy", "pbc")),
     (CORE, (3,), ("pbc",)),
     (CORE, (4, 5), ("dermoscopy",)),
     (CORE, (1, 2, 3), ("isic", "ham10000")),
-    (CORE, (4, 5), ("isic", "ham10000", "pbc")),
     (LOSSES, (1, 2, 3), ALL),
+    (CORE, (4, 5), ("isic", "ham10000", "pbc")),
+    (CLAIMED, (0, 1, 2, 3), ("pbc", "ham10000", "isic")),
     (COMPONENTS, (1, 2, 3), ALL),
     *((EVERY, (0, 1, 2, 3), (study,)) for study in ("dermoscopy", "pbc", "ham10000", "isic")),
     (COMPONENTS, (4, 5), ALL),
@@ -114,7 +115,10 @@ def cells_of(table: str, seed: int, study: str, out: Path) -> Iterator[tuple[Cel
         names = [row.name for row in config.rows if is_in(row, table)]
         if table in (CLAIMED, EVERY):  # a method waits until it is tuned
             names = [name for name in names if name in settings_for(study, out)]
-    for cell in grid(config, out / config.name, names, [seed]):
+    known = frozen.seedless(study) if seed > 1 else set()
+    if not tuning and frozen.in_one_run({row.name: row.settings for row in config.rows}):
+        known.add(frozen.COMMON)
+    for cell in grid(config, out / config.name, [name for name in names if name not in known], [seed]):
         yield cell, cell_config(config, cell)
 
 

@@ -32,7 +32,7 @@ from equipoise.studies.grid import as_settings
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "runs of the frozen studies; tests/test_frozen.py reads its files"
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
-OURS, LOCAL, COMMON = frozen.OURS, "closed, local", "closed, common"
+OURS, LOCAL, SEEDS = frozen.OURS, "closed, local", 5
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
 #: which machine a row's runs come from; rows without a word of it come from another one
 THIS, OTHER = "this", "another"
@@ -135,8 +135,10 @@ def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) ->
         name, _, seed = path.name.rpartition("-seed")
         if name in rows and is_finished(path):
             runs.setdefault(name, {})[int(seed)] = path
-    if COMMON not in runs and rows[COMMON]["settings"] == {**rows["closed"]["settings"], "evaluation.view": "global"}:
-        runs |= {COMMON: runs["closed"]} if "closed" in runs else {}  # one run has both kinds of models
+    if "closed" in runs and frozen.in_one_run({name: frozen.nested(row["settings"]) for name, row in rows.items()}):
+        runs[frozen.COMMON] = runs["closed"]
+    for name in runs.keys() & frozen.seedless(study):
+        runs[name] = dict.fromkeys(range(1, SEEDS + 1), runs[name][1])
     for patients in ("any",) if apart.common else ("own", "any"):
         kept: dict[str, dict[int, list[Predictions]]] = {}
         for name, own in runs.items():
