@@ -25,6 +25,8 @@ NEEDS = "a study of frozen features"
 ROOT = Path(__file__).resolve().parents[1]
 GRIDS = ROOT / "src" / "equipoise" / "studies" / "grids"
 CHOSEN = ROOT / "results" / "frozen-tuning.json"
+#: the same in a folder of runs, of methods that were tuned there
+TUNED = "tuned.json"
 METRICS = ["balanced_accuracy", "macro_f1", "worst_class_recall", "accuracy", "ece"]
 RATES, PRIORS = (0.005, 0.02, 0.08), (0.0, 0.25, 0.5)
 SKIN = {"data.size": 224}
@@ -224,12 +226,29 @@ def choose(folder: Path) -> dict[str, Any]:
     return found
 
 
+def tuned(runs: Path) -> dict[str, dict[str, Any]]:
+    """The published choices by study and row, and after them those of a folder of runs."""
+    published, own = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (CHOSEN, runs / TUNED)
+    )
+    return {study: {**own.get(study, {}), **published.get(study, {})} for study in FEDERATIONS}
+
+
 def selected_score(run: Path) -> float | None:
     """The validation score of the round that a run selected; None where it is not finished."""
     if not (run / "events.jsonl").exists():
         return None
     events = map(json.loads, (run / "events.jsonl").read_text(encoding="utf-8").splitlines())
     return next((round(event["value"], 5) for event in events if event["event"] == "selection"), None)
+
+
+def write_grids(folder: Path = GRIDS, path: Path = CHOSEN) -> None:
+    """Write the study files with the settings in a file."""
+    every = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for study in FEDERATIONS:
+        chosen = {name: own["settings"] for name, own in every.get(study, {}).items()}
+        remark = "Written by benchmarks/frozen.py; docs/protocol.md says what is compared, and how."
+        print(written(folder, {**head_of(study, f"frozen-{study}"), "row": rows_of(study, chosen)}, remark))
 
 
 def main() -> None:
@@ -245,12 +264,7 @@ def main() -> None:
         asked.chosen.write_text(json.dumps(choose(asked.out), indent=1) + "\n", encoding="utf-8")
         print(asked.chosen)
     else:
-        every = json.loads(asked.chosen.read_text(encoding="utf-8")) if asked.chosen.exists() else {}
-        folder = GRIDS if asked.out == ROOT / "results" else asked.out
-        for study in FEDERATIONS:
-            chosen = {name: own["settings"] for name, own in every.get(study, {}).items()}
-            remark = "Written by benchmarks/frozen.py; docs/protocol.md says what is compared, and how."
-            print(written(folder, {**head_of(study, f"frozen-{study}"), "row": rows_of(study, chosen)}, remark))
+        write_grids(GRIDS if asked.out == ROOT / "results" else asked.out, asked.chosen)
 
 
 if __name__ == "__main__":

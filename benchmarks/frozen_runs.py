@@ -56,8 +56,6 @@ STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (COMPONENTS, (4, 5), ALL),
     (LOSSES, (4, 5), ALL),
 )
-#: where the settings lie that this program chose itself, in the folder of runs
-TUNED = "tuned.json"
 
 
 def kept(function: Callable[..., Any], key: Callable[..., str]) -> Callable[..., Any]:
@@ -86,13 +84,8 @@ def read_once() -> None:
 
 
 def settings_for(study: str, out: Path) -> dict[str, Any]:
-    """The chosen settings by row: published ones, then those chosen from this folder's own tuning."""
-    found = {}
-    for path in (frozen.CHOSEN, out / TUNED):
-        if path.exists():
-            known = json.loads(path.read_text(encoding="utf-8")).get(study, {})
-            found |= {name: own["settings"] for name, own in known.items() if name not in found}
-    return found
+    """The chosen settings by row: published ones, and those chosen from this folder's own tuning."""
+    return {name: own["settings"] for name, own in frozen.tuned(out).get(study, {}).items()}
 
 
 def study_of(study: str, out: Path, tuning: bool = False) -> StudyConfig:
@@ -165,7 +158,7 @@ def main() -> None:
                     for label, problem in run_grid([pair], Told()).failed.items():
                         print(f"{label}: {problem}", flush=True)
                 if seed == 0:
-                    write_text(asked.out / TUNED, json.dumps(frozen.choose(asked.out), indent=1) + "\n")
+                    write_text(asked.out / frozen.TUNED, json.dumps(frozen.choose(asked.out), indent=1) + "\n")
 
 
 if __name__ == "__main__":

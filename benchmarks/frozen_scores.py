@@ -1,6 +1,9 @@
 """Scores of the frozen studies on images kept apart: own patients and patients of all classes, with intervals.
 
-    python benchmarks/frozen_scores.py RUNS     # results/frozen/STUDY.json, from RUNS/frozen-STUDY/runs
+    python benchmarks/frozen_scores.py RUNS     # results/frozen/STUDY.*, from RUNS/frozen-STUDY/runs
+
+STUDY.json has scores and differences, STUDY.confusion.xz the confusion matrices behind them. It also takes over the
+settings that RUNS tuned, and writes study files and pages anew.
 
 A run keeps the predicted class of every image (`predictions.npz`). The index of the prepared images tells its lesion
 and its site. A published row stays until a new one has as many seeds: all seeds of a row come from one machine.
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import frozen
+import pages
 from equipoise.contract.config import Config
 from equipoise.data.assembly import assemble
 from equipoise.data.federation import Federation
@@ -31,6 +36,7 @@ from equipoise.studies.grid import as_settings
 
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "runs of the frozen studies; tests/test_frozen.py reads its files"
+RESULTS = frozen.ROOT / "results" / "frozen"
 METRICS = ("balanced_accuracy", "macro_f1", "worst_class_recall")
 OURS, LOCAL, SEEDS = frozen.OURS, "closed, local", 5
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
@@ -201,6 +207,29 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return rows
 
 
+def published(study: str) -> dict[str, Any]:
+    """A study's file of results, with the confusion matrices of each row."""
+    known: dict[str, Any] = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
+    every = json.loads(lzma.decompress((RESULTS / f"{study}.confusion.xz").read_bytes()))
+    for data, rows in known["data"].items():
+        for name, row in rows.items():
+            row["confusion"] = every[data][name]
+    return known
+
+
+def publish(study: str, about: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a study's results."""
+    every = {data: {name: row["confusion"] for name, row in rows.items()} for data, rows in found.items()}
+    plain = {
+        data: {name: {key: value for key, value in row.items() if key != "confusion"} for name, row in rows.items()}
+        for data, rows in found.items()
+    }
+    text = json.dumps({**about, "data": plain}, separators=(",", ":"))
+    (RESULTS / f"{study}.json").write_text(text + "\n", encoding="utf-8")
+    packed = lzma.compress(json.dumps(every, separators=(",", ":")).encode(), preset=9)
+    (RESULTS / f"{study}.confusion.xz").write_bytes(packed)
+
+
 def rescored(matrix: Any) -> dict[str, float]:
     """The metrics of a confusion matrix, in per cent: what a test holds the tables against."""
     return {metric: 100 * from_confusion(np.array(matrix))[metric] for metric in METRICS}
@@ -211,21 +240,21 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--only", nargs="*", default=list(frozen.FEDERATIONS))
     asked = parser.parse_args()
-    tuned = json.loads(frozen.CHOSEN.read_text(encoding="utf-8"))
-    target = frozen.ROOT / "results" / "frozen"
-    target.mkdir(exist_ok=True)
+    tuned = frozen.tuned(asked.runs)
+    frozen.CHOSEN.write_text(json.dumps(tuned, indent=1) + "\n", encoding="utf-8")
+    frozen.write_grids()
     for study in asked.only:
         apart = Apart(study)
         chosen = {name: own["settings"] for name, own in tuned.get(study, {}).items()}
         sets = [f"Dirichlet {alpha}" for alpha in frozen.ALPHAS] if study in frozen.DRAWN else [""]
         found = {name: scores(study, asked.runs / f"frozen-{study}" / "runs" / name, apart, chosen) for name in sets}
         images = np.bincount(apart.labels, minlength=len(apart.federation.classes)).tolist()
-        old = json.loads((target / f"{study}.json").read_text(encoding="utf-8"))["data"]
+        old = published(study)["data"]
         found = {name: merged(old[name], own) for name, own in found.items()}
         about = {"study": study, "classes": apart.federation.classes, "images": images, "chosen": tuned.get(study, {})}
-        text = json.dumps({**about, "data": found}, separators=(",", ":"))
-        (target / f"{study}.json").write_text(text + "\n", encoding="utf-8")
+        publish(study, about, found)
         print(study, {name: sum(row["machine"] == THIS for row in rows.values()) for name, rows in found.items()})
+    pages.main()
 
 
 if __name__ == "__main__":

@@ -50,9 +50,10 @@ def test_the_setting_with_the_best_validation_score_is_chosen(study, frozen, tun
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_scores_follow_from_the_confusion_matrices(study):
-    known = json.loads((ROOT / "results" / "frozen" / f"{study}.json").read_text(encoding="utf-8"))
-    for rows in known["data"].values():
+def test_scores_follow_from_the_confusion_matrices(study, benchmarks):
+    from frozen_scores import published
+
+    for rows in published(study)["data"].values():
         assert {"local+balanced", "fednpr-per", "fediic", "fedbm", "prr", "closed, local", "equipoise"} <= set(rows)
         for row in rows.values():
             for patients, by_seed in row["confusion"].items():
@@ -65,8 +66,10 @@ def test_scores_follow_from_the_confusion_matrices(study):
                     assert own["low"] - 0.01 <= own["mean"] <= own["high"] + 0.01
 
 
-def test_all_patients_are_the_patients_of_all_sites():
-    known = json.loads((ROOT / "results" / "frozen" / "dermoscopy.json").read_text(encoding="utf-8"))
+def test_all_patients_are_the_patients_of_all_sites(benchmarks):
+    from frozen_scores import published
+
+    known = published("dermoscopy")
     row = known["data"][""]["local"]["confusion"]
     own = np.sum([np.sum(matrix, axis=1) for matrix in row["own"]["1"].values()], axis=0)
     assert own.tolist() == known["images"]
