@@ -37,7 +37,10 @@ FEDERATIONS: dict[str, tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]
     "isic": ("fed-isic2019", "Fed-ISIC2019 without BCN", SKIN, {}),
     "ham10000": ("ham10000", "HAM10000", SKIN, {}),
     "pbc": ("pbc", "PBC", BLOOD, {}),
+    "authors": ("dermoscopy-prr", "PRR's dermoscopic federation, the authors' splits", SKIN, {}),
 }
+#: studies on splits of the authors, which take the settings of another study
+AUTHORS = {"authors": "dermoscopy"}
 DRAWN = {"ham10000": 10, "pbc": 12}
 ALPHAS = (0.05, 0.1)
 BALANCED = {"train.loss": "balanced_softmax"}
@@ -92,8 +95,7 @@ def settings_of(study: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "data.name": name,
         **own,
-        "data.kept_apart": "any",
-        "data.split": "grouped",
+        **({"data.split": "authors"} if study in AUTHORS else {"data.kept_apart": "any", "data.split": "grouped"}),
         "net.name": "adapter",
         "net.encoder": "efficientnet-lite0",
         "train.rounds": 10,
@@ -110,6 +112,16 @@ def settings_of(study: str) -> dict[str, Any]:
             "data.min_images": 8,
         }
     return found
+
+
+def patients_of(study: str) -> tuple[str, ...]:
+    """Whose images test: a site's own patients, or those of all sites."""
+    return ("any",) if study in DRAWN else ("own",) if study in AUTHORS else ("own", "any")
+
+
+def chosen_for(study: str, every: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The chosen settings of a study's rows."""
+    return {name: own["settings"] for name, own in every.get(AUTHORS.get(study, study), {}).items()}
 
 
 def candidates(method: str) -> list[dict[str, Any]]:
@@ -214,7 +226,7 @@ def tuning(study: str) -> dict[str, Any]:
 def choose(folder: Path) -> dict[str, Any]:
     """The setting of each row with the highest score on validation images, by study."""
     found: dict[str, Any] = {}
-    for study in FEDERATIONS:
+    for study in FEDERATIONS.keys() - AUTHORS.keys():
         runs = folder / f"tuning-{study}" / "runs" / (f"Dirichlet {ALPHAS[0]}" if study in DRAWN else "")
         found[study] = {}
         for name, (method, _, _) in (CORE | beyond()).items():
@@ -231,7 +243,7 @@ def tuned(runs: Path) -> dict[str, dict[str, Any]]:
     published, own = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (CHOSEN, runs / TUNED)
     )
-    return {study: {**own.get(study, {}), **published.get(study, {})} for study in FEDERATIONS}
+    return {study: {**own.get(study, {}), **published.get(study, {})} for study in FEDERATIONS if study not in AUTHORS}
 
 
 def selected_score(run: Path) -> float | None:
@@ -246,7 +258,7 @@ def write_grids(folder: Path = GRIDS, path: Path = CHOSEN) -> None:
     """Write the study files with the settings in a file."""
     every = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for study in FEDERATIONS:
-        chosen = {name: own["settings"] for name, own in every.get(study, {}).items()}
+        chosen = chosen_for(study, every)
         remark = "Written by benchmarks/frozen.py; docs/protocol.md says what is compared, and how."
         print(written(folder, {**head_of(study, f"frozen-{study}"), "row": rows_of(study, chosen)}, remark))
 
@@ -258,7 +270,7 @@ def main() -> None:
     parser.add_argument("--chosen", type=Path, default=CHOSEN)
     asked = parser.parse_args()
     if asked.what == "tuning":
-        for study in FEDERATIONS:
+        for study in FEDERATIONS.keys() - AUTHORS.keys():
             print(written(asked.out, tuning(study), "Three settings of each row, on validation images alone."))
     elif asked.what == "choose":
         asked.chosen.write_text(json.dumps(choose(asked.out), indent=1) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ LOCAL, POOLED = "closed, local", "central"
 POINTS, FEDERATIONS = 3.0, 3
 #: seeds that a whole row has
 SEEDS = 5
+AUTHORS_TITLE = "PRR's sites, the authors' splits"
 FEDERATION = {"dermoscopy": "PRR's sites", "isic": "Fed-ISIC2019", "ham10000": "HAM10000", "pbc": "PBC"}
 
 
@@ -30,6 +31,8 @@ class View(NamedTuple):
     @property
     def title(self) -> str:
         """The name on the page."""
+        if self.study not in FEDERATION:
+            return AUTHORS_TITLE
         return f"{FEDERATION[self.study]}, {self.data or f'{self.patients} patients'.replace('any', 'all')}"
 
     @property
@@ -56,6 +59,7 @@ DRAWN = [View(study, f"Dirichlet {alpha}", "any") for study in ("ham10000", "pbc
 OWN = [View("dermoscopy", "", "own"), View("isic", "", "own")]
 STRANGERS = [View("dermoscopy", "", "any"), View("isic", "", "any")]
 VIEWS = [view for pair in zip(OWN, STRANGERS, strict=True) for view in pair] + DRAWN
+AUTHORS = View("authors", "", "own")
 #: as the papers test: own patients where sites have their own, one test set for all where sites are drawn
 AS_PAPERS = [*OWN, *DRAWN]
 #: a paper's claim: the row that claims, the row that it claims to beat
@@ -92,7 +96,9 @@ NAMES = {
 
 @cache
 def rows_of(study: str, data: str) -> dict[str, Any]:
-    """The rows of a study on one data set."""
+    """The rows of a study on one data set; none where it has not run."""
+    if not (RESULTS / f"{study}.json").exists():
+        return {}
     found: dict[str, Any] = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))["data"][data]
     return found
 

@@ -36,7 +36,7 @@ CORE, COMPONENTS, LOSSES, EVERY = frozen.TABLES
 CLOSED, CLAIMED = "Closed forms", "Rivals in claims"
 #: rows of all methods that a paper claims to beat
 RIVALS = ("fml", "fedetf")
-ALL = tuple(frozen.FEDERATIONS)
+ALL = tuple(study for study in frozen.FEDERATIONS if study not in frozen.AUTHORS)
 #: in their order: rows, seeds, studies; seed 0 of all methods tunes them
 STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CORE, (1,), ("dermoscopy",)),
@@ -45,12 +45,14 @@ STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CLAIMED, (0, 1, 2, 3), ("dermoscopy",)),
     (CORE, (1, 2), ("pbc",)),
     (COMPONENTS, (1, 2, 3), ("dermoscopy",)),
+    (CORE, (1,), ("authors",)),
     (CORE, (3,), ("pbc",)),
     (CORE, (4, 5), ("dermoscopy",)),
     (CORE, (1, 2, 3), ("isic", "ham10000")),
     (LOSSES, (1, 2, 3), ALL),
     (CORE, (4, 5), ("isic", "ham10000", "pbc")),
     (CLAIMED, (0, 1, 2, 3), ("pbc", "ham10000", "isic")),
+    (CORE, (2, 3, 4, 5), ("authors",)),
     (COMPONENTS, (1, 2, 3), ALL),
     *((EVERY, (0, 1, 2, 3), (study,)) for study in ("dermoscopy", "pbc", "ham10000", "isic")),
     (COMPONENTS, (4, 5), ALL),
@@ -85,7 +87,7 @@ def read_once() -> None:
 
 def settings_for(study: str, out: Path) -> dict[str, Any]:
     """The chosen settings by row: published ones, and those chosen from this folder's own tuning."""
-    return {name: own["settings"] for name, own in frozen.tuned(out).get(study, {}).items()}
+    return frozen.chosen_for(study, frozen.tuned(out))
 
 
 def study_of(study: str, out: Path, tuning: bool = False) -> StudyConfig:

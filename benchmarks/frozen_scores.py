@@ -46,59 +46,71 @@ SCOPES = {"own": "own patients", "any": "patients of all classes"}
 
 
 def federation_of(study: str, patients: str) -> Federation:
-    """A study's federation, whose sites test on their own images kept apart or on all of them."""
-    settings = {**frozen.settings_of(study), "data.kept_apart": patients}
+    """A study's federation. With images kept apart, sites test on their own of these or on all of them."""
+    settings = frozen.settings_of(study)
+    if "data.kept_apart" in settings:
+        settings["data.kept_apart"] = patients
     config: Config = make_config(None, [*as_settings(frozen.nested(settings))], study, method="fedavg")
     size = settings.get("data.size", 64)
     return assemble(Store(config.data.store_root() / f"{config.data.name}-{size}px"), config.data, 1)
 
 
 class Apart:
-    """The images kept apart, in the order in which every model of a study met them."""
+    """The test images of each site's model, in the order in which it met them."""
 
     def __init__(self, study: str):
         self.federation = federation_of(study, "any")
-        self.common = self.federation.common is not None
-        place = self.federation.common or self.federation.sites[0]
-        split = place.splits["test"]
-        self.groups, self.labels = split.groups().astype(str), split.labels
-        self.homes = np.full(len(split), "common")
-        if not self.common:
-            for site in federation_of(study, "own").sites:
-                if "test" in site.splits:
-                    self.homes[np.isin(split.rows, site.splits["test"].rows)] = site.name
+        common = self.federation.common
+        self.common = common is not None
+        places = [common] if common is not None else [site for site in self.federation.sites if "test" in site.splits]
+        self.tests = {place.name: place.splits["test"] for place in places}
+        own = {} if self.common else {site.name: site.splits for site in federation_of(study, "own").sites}
+        #: which of these images are of the site's own patients
+        self.homes = {
+            name: np.isin(split.rows, own[name]["test"].rows)
+            if "test" in own.get(name, {})
+            else np.zeros(len(split), bool)
+            for name, split in self.tests.items()
+        }
+
+    def images(self) -> list[int]:
+        """The number of test images of each class."""
+        whose = self.homes if not self.common else {name: slice(None) for name in self.tests}
+        labels = np.concatenate([split.labels[whose[name]] for name, split in self.tests.items()])
+        return np.bincount(labels, minlength=len(self.federation.classes)).tolist()
 
     def predictions(self, run: Path, view: str, patients: str) -> Predictions | None:
         """What a run's models of one kind predict; None where it has none of this kind."""
-        columns = _kept(run)
-        count, found = len(self.labels), []
+        columns, found = _kept(run), []
         sites = columns["sites"][columns["site"]]
         chosen = columns["views"][columns["view"]] == view
         for site in dict.fromkeys(sites[chosen].tolist()):
             at = np.flatnonzero(chosen & (sites == site))
-            if len(at) != count:
+            if not self.common and site not in self.tests:
                 continue  # a cohort
-            if (columns["label"][at] != self.labels).any():
+            name = next(iter(self.tests)) if self.common else site
+            split = self.tests[name]
+            if len(at) != len(split) or (columns["label"][at] != split.labels).any():
                 raise ValueError(f"{run}: its images are others")
-            at_home = self.homes == site if patients == "own" and not self.common else np.ones(count, dtype=bool)
+            at_home = self.homes[name] if patients == "own" and not self.common else np.ones(len(split), dtype=bool)
             if at_home.any():
-                found.append((site, at[at_home], at_home))
+                found.append((site, at[at_home], split.groups()[at_home].astype(str), split.labels[at_home]))
         if not found:
             return None
-        places = [site if patients == "own" and not self.common else "all" for site, _, _ in found]
-        sizes = [len(rows) for _, rows, _ in found]
-        predicted = np.concatenate([columns["prediction"][rows] for _, rows, _ in found]).astype(np.int64)
+        places = [site if patients == "own" and not self.common else "all" for site, *_ in found]
+        sizes = [len(rows) for _, rows, *_ in found]
+        predicted = np.concatenate([columns["prediction"][rows] for _, rows, *_ in found]).astype(np.int64)
         number = len(self.federation.classes)
         return Predictions(
             self.federation.classes,
             {
                 "split": np.full(len(predicted), "test"),
                 "view": np.full(len(predicted), view),
-                "site": np.repeat([site for site, _, _ in found], sizes),
+                "site": np.repeat([site for site, *_ in found], sizes),
                 "place": np.repeat(places, sizes),
                 "round": np.zeros(len(predicted), dtype=np.int64),
-                "group": np.concatenate([self.groups[home] for _, _, home in found]),
-                "label": np.concatenate([self.labels[home] for _, _, home in found]),
+                "group": np.concatenate([groups for *_, groups, _ in found]),
+                "label": np.concatenate([labels for *_, labels in found]),
                 "prediction": predicted,
                 "probabilities": np.eye(number, dtype=np.float32)[predicted],
             },
@@ -145,7 +157,7 @@ def scores(study: str, folder: Path, apart: Apart, chosen: Mapping[str, Any]) ->
         runs[frozen.COMMON] = runs["closed"]
     for name in runs.keys() & frozen.seedless(study):
         runs[name] = dict.fromkeys(range(1, SEEDS + 1), runs[name][1])
-    for patients in ("any",) if apart.common else ("own", "any"):
+    for patients in frozen.patients_of(study):
         kept: dict[str, dict[int, list[Predictions]]] = {}
         for name, own in runs.items():
             view = view_of(apart, own, rows[name].get("view"))
@@ -209,6 +221,8 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def published(study: str) -> dict[str, Any]:
     """A study's file of results, with the confusion matrices of each row."""
+    if not (RESULTS / f"{study}.json").exists():
+        return {"data": {}}
     known: dict[str, Any] = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
     every = json.loads(lzma.decompress((RESULTS / f"{study}.confusion.xz").read_bytes()))
     for data, rows in known["data"].items():
@@ -245,14 +259,14 @@ def main() -> None:
     frozen.write_grids()
     for study in asked.only:
         apart = Apart(study)
-        chosen = {name: own["settings"] for name, own in tuned.get(study, {}).items()}
+        chosen = frozen.chosen_for(study, tuned)
         sets = [f"Dirichlet {alpha}" for alpha in frozen.ALPHAS] if study in frozen.DRAWN else [""]
         found = {name: scores(study, asked.runs / f"frozen-{study}" / "runs" / name, apart, chosen) for name in sets}
-        images = np.bincount(apart.labels, minlength=len(apart.federation.classes)).tolist()
         old = published(study)["data"]
-        found = {name: merged(old[name], own) for name, own in found.items()}
-        about = {"study": study, "classes": apart.federation.classes, "images": images, "chosen": tuned.get(study, {})}
-        publish(study, about, found)
+        found = {name: merged(old.get(name, {}), own) for name, own in found.items()}
+        about = {"study": study, "classes": apart.federation.classes, "images": apart.images()}
+        if any(found.values()):
+            publish(study, about, found)
         print(study, {name: sum(row["machine"] == THIS for row in rows.values()) for name, rows in found.items()})
     pages.main()
 

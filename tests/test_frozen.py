@@ -29,15 +29,15 @@ def tuned(frozen) -> dict:
     return json.loads(frozen["CHOSEN"].read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("study", [*STUDIES, "authors"])
 def test_files_are_written_from_the_registry_and_the_chosen_settings(study, frozen, tuned):
-    chosen = {name: own["settings"] for name, own in tuned[study].items()}
-    rows = {row["name"]: row for row in frozen["rows_of"](study, chosen)}
+    rows = {row["name"]: row for row in frozen["rows_of"](study, frozen["chosen_for"](study, tuned))}
     written = load_study(f"frozen-{study}")
     assert [row.name for row in written.rows] == [*rows], "run python benchmarks/frozen.py grids"
     for row in written.rows:
         assert row.method == rows[row.name]["method"] and row.settings == frozen["nested"](rows[row.name]["settings"])
-    assert written.settings["data"]["kept_apart"] == "any"
+    data = written.settings["data"]
+    assert data["split"] == "authors" if study == "authors" else data["kept_apart"] == "any"
 
 
 @pytest.mark.parametrize("study", STUDIES)
