@@ -41,6 +41,8 @@ GOOD = ("same bits", "refused in words", "left out and reported")
 BAD = ("lost", "differing bits", "silent lie", "traceback")
 #: begins the words of a run that no user could understand
 UNEXPECTED = "traceback: "
+#: seconds after which a run hangs
+LONGEST = 900
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,8 @@ def disturbed(fault: Fault) -> type[Postbox]:
 
 def judge(fault: Fault, folder: Path, reference: dict[str, Any], operations: int) -> tuple[str, str]:
     """Let a fault happen, go on after it, and say how that ended, with details."""
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LONGEST)
     try:
         if fault.kind in ("drop", "slow", "lies"):
             return _by_message(fault, folder, reference)
@@ -280,6 +284,12 @@ def judge(fault: Fault, folder: Path, reference: dict[str, Any], operations: int
             raise
         words = f"{type(problem).__name__}: {problem}"
         return ("refused in words" if fault.kind == "damage" and is_users(problem) else "traceback"), words
+    finally:
+        signal.alarm(0)
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError(f"no end after {LONGEST} s")
 
 
 def _by_message(fault: Fault, folder: Path, reference: dict[str, Any]) -> tuple[str, str]:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -20,6 +25,7 @@ from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Site
 from equipoise.engine.cohort import Cohort
 from equipoise.engine.loop import Run
+from equipoise.engine.pool import Pool
 from equipoise.engine.slot import Request
 from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
 from equipoise.methods import get_method
@@ -488,3 +494,17 @@ def test_on_a_gpu_sites_come_back_to_the_slot_that_they_had():
     assert choose("ca") is second and choose("cb") is first, "the one that nobody waits for"
     assert choose("a", busy=[first]) is second
     assert choose("a", busy=[first, second]) is None
+
+
+def test_a_pool_ends_though_its_workers_do_not_answer():
+    """A worker that was killed holds the lock of their queue; here stopped ones stand for those that wait for it."""
+    executor = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver"))
+    assert [future.result() for future in [executor.submit(abs, number) for number in (-1, 2)]] == [1, 2]
+    for worker in executor._processes:
+        os.kill(worker, signal.SIGSTOP)
+    pool = object.__new__(Pool)
+    pool.pools = [executor]
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(120)
+    assert not closing.is_alive()

@@ -123,8 +123,13 @@ class Pool:
         return outcome
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; all that is wanted of them is here.
+
+        They are not asked to: a worker that was killed while it waited for work holds the lock of their queue for ever.
+        """
         for pool in self.pools:
+            for process in [*(pool._processes or {}).values()]:
+                process.kill()
             pool.shutdown(cancel_futures=True)
 
 
