@@ -1,11 +1,11 @@
 """LoRA on a model of Hugging Face: small matrices within a frozen encoder train and travel, and nothing else of it."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
+import tinyhub
 from equipoise.core.errors import UserError
 from equipoise.engine.exporting import export_model
 from equipoise.engine.prediction import load_predictor
@@ -16,38 +16,18 @@ from equipoise.report import read_run
 from equipoise.report.run_facts import costs
 from equipoise.report.wording import traffic
 from harness import TINY, all_state, assert_same_bits, events
+from tinyhub import LAYERS, MEAN, WIDTH
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers", reason="needs equipoise[hub]")
+pytest.importorskip("transformers", reason="needs equipoise[hub]")
 pytest.importorskip("peft", reason="needs equipoise[hub]")
 
-WIDTH, RANK, LAYERS = 16, 4, 2
-MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.5, 0.25)
+RANK = 4
 TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Path:
-    """Two tiny models: one with attention, and one of convolutions."""
-    folder = tmp_path_factory.mktemp("hub")
-    about = transformers.ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=32,
-        patch_size=8,
-        hidden_dropout_prob=0.5,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.ViTForImageClassification(about).save_pretrained(folder / "vit")
-        about = transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4)
-        transformers.ConvNextForImageClassification(about).save_pretrained(folder / "convnext")
-    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=MEAN, image_std=STD).save_pretrained(
-        folder / "vit"
-    )
-    return folder
+    return tinyhub.written(tmp_path_factory.mktemp("hub"))
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +154,7 @@ def test_another_encoder_is_refused_where_a_run_goes_on(hub, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedbn", "prr"])
 def test_methods_that_need_norm_layers_refuse_lora(hub, method):
-    with pytest.raises(UserError, match="needs norm layers in the net, which the adapter lora does not train; set net"):
+    with pytest.raises(UserError, match="needs norm layers in the net, which the lora adapter does not train; set net"):
         config_of(f"hf:{hub / 'vit'}", method=method)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
-from equipoise.core.errors import UserError, first_line
+from equipoise.core.errors import UserError
 from equipoise.core.suggestions import meant
+from equipoise.nets.splicing import halves
 
 
 def cut(module: nn.Module, layer: str, name: str, image: tuple[int, int]) -> tuple[nn.Module, nn.Module, int]:
@@ -18,23 +19,25 @@ def cut(module: nn.Module, layer: str, name: str, image: tuple[int, int]) -> tup
         image: channels and pixels of an image to try the halves on
     """
     path = _found(module, layer, name)
+    pixels = torch.rand(2, image[0], image[1], image[1], generator=torch.Generator().manual_seed(0))
     try:
         graph = fx.symbolic_trace(module)
-    except Exception as problem:  # forward passes can fail in any way
-        raise UserError(
-            f"the encoder {name} cannot be cut: its layers cannot be followed ({first_line(problem)}); leave "
-            "net.freeze_up_to out, or name a module that ends there as the encoder"
-        ) from problem
+    except Exception:  # forward passes can fail in any way
+        first, second = halves(module, path, name, pixels)
+    else:
+        first, second = _of_graph(graph, path, name)
+    with torch.no_grad():
+        whole, both = module(pixels), second(first(pixels))
+    if not (isinstance(whole, Tensor) and torch.allclose(whole, both, atol=1e-5)):
+        raise UserError(f"the encoder {name} cannot be cut after {path}: its halves do not give what the whole gives")
+    return first.eval().requires_grad_(False), second.requires_grad_(True), whole.flatten(1).shape[1]
+
+
+def _of_graph(graph: fx.GraphModule, path: str, name: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     at = next((node for node in reversed(graph.graph.nodes) if _inside(node, path)), None)
     if at is None:
         raise UserError(f"the encoder {name} does not use its layer {path}; name another with net.freeze_up_to")
-    first, second = _up_to(graph, at), _after(graph, at, name)
-    pixels = torch.rand(2, image[0], image[1], image[1], generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        whole, halves = module(pixels), second(first(pixels))
-    if not (isinstance(whole, Tensor) and torch.allclose(whole, halves, atol=1e-5)):
-        raise UserError(f"the encoder {name} cannot be cut after {path}: its halves do not give what the whole gives")
-    return first.eval().requires_grad_(False), second.requires_grad_(True), whole.flatten(1).shape[1]
+    return _up_to(graph, at), _after(graph, at, name)
 
 
 def _found(module: nn.Module, layer: str, name: str) -> str:
@@ -43,8 +46,11 @@ def _found(module: nn.Module, layer: str, name: str) -> str:
     for path, full in plain.items():
         if path == _plain(layer) or path.endswith("." + _plain(layer)):
             return full
-    close = meant(layer, [path.split("body.")[-1] for path in plain])
-    top = [path for path in plain if path.count(".") <= 2][-12:]
+    short = [path.removeprefix("body.").removeprefix("module.") for path in plain]
+    close = meant(layer, short)
+    blocks = [path for path in short if path.rpartition(".")[2].isdigit()] or short
+    depth = min(path.count(".") for path in blocks)
+    top = [path for path in reversed(blocks) if path.count(".") == depth][:12]
     hint = f"did you mean {close}?" if close else f"its layers are, among others, {', '.join(top)}"
     raise UserError(f"net.freeze_up_to = {layer!r} is no layer of {name}; {hint}")
 

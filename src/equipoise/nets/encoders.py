@@ -178,20 +178,21 @@ def _from_monai(name: str, config: NetConfig, channels: int) -> Made:
         raise UserError(
             f"the encoder {name} comes without weights; give a file with net.encoder_weights, or none for random ones"
         )
-    net = build_net(NetConfig(name=name, weights=config.encoder_weights), CLASSES, channels)
+    net = build_net(NetConfig(name=name, weights=config.encoder_weights, arguments=config.arguments), CLASSES, channels)
     return _FeaturesOf(net), 0, None
 
 
 def _from_hub(name: str, config: NetConfig, channels: int) -> Made:
-    net = build_net(NetConfig(name=name, weights=config.encoder_weights or "pretrained"), CLASSES, channels)
-    size, statistics = _hub_preparation(name.partition(":")[2])
+    weights = config.encoder_weights or "pretrained"
+    net = build_net(NetConfig(name=name, weights=weights, arguments=config.arguments), CLASSES, channels)
+    size, statistics = hub_preparation(name.partition(":")[2])
     about = getattr(getattr(getattr(net.body, "module", None), "config", None), "image_size", None)
     if about is not None:
         size = about if isinstance(about, int) else max(about)
     return _FeaturesOf(net), size, statistics
 
 
-def _hub_preparation(name: str) -> tuple[int, Statistics | None]:
+def hub_preparation(name: str) -> tuple[int, Statistics | None]:
     """Pixels per side, and mean and standard deviation, by the file of a model's own preparation; 0 and None without.
 
     The file is read as it is: transformers' own classes for it need torchvision.
@@ -222,10 +223,10 @@ def _from_outside(name: str, config: NetConfig, channels: int) -> Made:
     if not isinstance(found, nn.Module):
         wanted = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
         if len(wanted) >= CLASSES:
-            net = build_net(NetConfig(name=name), CLASSES, channels)
+            net = build_net(NetConfig(name=name, arguments=config.arguments), CLASSES, channels)
             found = _FeaturesOf(net)
         else:
-            found = found()
+            found = found(**config.arguments or {})
     if not isinstance(found, nn.Module):
         raise UserError(f"{name} gave {type(found).__name__}, not a torch.nn.Module; let it return the encoder")
     if config.encoder_weights not in (None, "none"):

@@ -13,6 +13,7 @@ from equipoise.core.errors import UserError, first_few, first_line
 from equipoise.core.extras import imported
 from equipoise.nets.encoders import TRIED, build_encoder, features_in
 from equipoise.nets.net_config import NetConfig
+from equipoise.nets.splicing import outside_state, own_tensors
 
 #: what published transformers call the projections to queries and values, which LoRA's authors adapt
 QUERIES_AND_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v", "qkv")
@@ -77,10 +78,7 @@ class LowRank(nn.Module):
 
 
 def _keep_out_of_state(module: nn.Module) -> None:
-    """Make all tensors but LoRA's own matrices buffers that are not part of the state."""
+    """Take all tensors but LoRA's own matrices out of the state."""
     trained = {id(value) for name, value in module.named_parameters() if ".lora_" in name}
     for layer in module.modules():
-        for name, value in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
-            if id(value) not in trained:
-                delattr(layer, name)
-                layer.register_buffer(name, value.detach(), persistent=False)
+        outside_state(layer, {name: value for name, value in own_tensors(layer) if id(value) not in trained})

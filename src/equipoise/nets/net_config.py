@@ -59,7 +59,7 @@ class NetConfig(Table):
     norm: tuple[str, ...] | None = Field(default=None, json_schema_extra=LATER)
     """Norm layers of a net from outside, besides torch's; default: layers with such names."""
     arguments: dict[str, Any] | None = Field(default=None, json_schema_extra=LATER)
-    """Further arguments, besides classes and channels, of the function or class that makes a net from outside."""
+    """Further arguments, besides classes and channels, of what makes a net or an encoder from outside."""
 
     encoder: str | None = Field(
         default=None,
@@ -106,7 +106,8 @@ class NetConfig(Table):
         if self.name != ADAPTER or self.freeze_up_to is not None:
             return {}
         if self.adapter != "hidden":
-            why, remedy = f"the adapter {self.adapter} does not train", 'set net.adapter = "hidden"'
+            verb = "train" if self.low_rank else "have"
+            why, remedy = f"the {self.adapter} adapter does not {verb}", 'set net.adapter = "hidden"'
             return dict.fromkeys(("norm layers", "batch norm"), f"{why}; {remedy}")
         lacking = {"batch": (), "layer": ("batch norm",), "none": ("norm layers", "batch norm")}[self.hidden_norm]
         why = f'the adapter does not have under net.hidden_norm = "{self.hidden_norm}"; set net.hidden_norm = "batch"'
@@ -169,7 +170,8 @@ class NetConfig(Table):
 
     @model_validator(mode="after")
     def _of_outside(self) -> "NetConfig":
-        for key in ("head", "norm", "arguments"):
+        given = ("head", "norm") if ":" in (self.encoder or "") else ("head", "norm", "arguments")
+        for key in given:
             if getattr(self, key) is not None and not self.outside:
                 raise ValueError(f"net.{key} is for nets from outside, and {self.name} is built in; leave it out")
         if self.init != "usual" and (self.outside or self.weights != "none"):

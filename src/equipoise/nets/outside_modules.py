@@ -112,6 +112,8 @@ def _from_hub(name: str, num_classes: int, channels: int, weights: str, argument
     transformers.utils.logging.disable_progress_bar()  # one for each net that is made
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
+    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise UserError(f"the net hf:{name} cannot be loaded: there is no such folder; name one that holds config.json")
     try:
         about = transformers.AutoConfig.from_pretrained(source, num_labels=num_classes, **arguments)
         about.num_channels = channels
