@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
 from equipoise.report.curves import flat, metric_curves, retrogress
-from equipoise.report.example_images import allowed, examples_of
 from equipoise.report.run_comparison import balanced, chance, class_recall, finding, overlaid_learning, unseen_recall
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
+from equipoise.report.thumbnails import allowed, examples_of
 from equipoise.report.wording import duration, percent, ranges, traffic
 from harness import run_tiny
 

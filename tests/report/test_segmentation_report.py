@@ -13,8 +13,8 @@ from equipoise.engine.runs import decided_by_data, make_config
 from equipoise.methods import get_method
 from equipoise.report import read_run, write_report
 from equipoise.report.curves import retrogress
-from equipoise.report.overlays import FOLDER, PREDICTED, TRUTH, cases_of, outline, overlays_of
 from equipoise.report.run_tables import columns_of, headline
+from equipoise.report.thumbnails import FOLDER, PREDICTED, TRUTH, cases_of, outline, overlays_of
 from equipoise.report.volume_figures import dice_boxes, patients, worst_cases
 
 MASKS = (
@@ -121,10 +121,10 @@ def test_a_report_without_the_images_stands_without_overlays(runs, tmp_path):
 
 def test_overlays_outline_what_the_stored_model_predicts(runs, tmp_path, monkeypatch):
     """A model that predicts the truth draws its outline on the truth's."""
-    from equipoise.report import overlays
+    from equipoise.report import thumbnails
 
     run = read_run(copied(runs[0], tmp_path))
-    original = overlays.load_predictor
+    original = thumbnails.load_predictor
 
     def perfect(folder, site=None):
         model = original(folder, site)
@@ -138,11 +138,11 @@ def test_overlays_outline_what_the_stored_model_predicts(runs, tmp_path, monkeyp
 
         model.prepared = remembering
         model.logits_of = lambda images: (
-            seen["truth"][:, None] == overlays.torch.arange(3)[None, :, None, None]
+            seen["truth"][:, None] == thumbnails.torch.arange(3)[None, :, None, None]
         ).float()
         return model
 
-    monkeypatch.setattr(overlays, "load_predictor", perfect)
+    monkeypatch.setattr(thumbnails, "load_predictor", perfect)
     drawn = overlays_of([run], run.folder)[0]
     assert len(drawn) == len(cases_of(run))
     shown = np.asarray(Image.open(run.folder / drawn[0].source))

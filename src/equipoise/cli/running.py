@@ -226,12 +226,13 @@ def _shown(number: float, digits: int) -> str:
     return "-" if number != number else f"{number:.{digits}f}"
 
 
-def print_headline(folders: list[Path]) -> None:
-    """The results table of some runs, in per cent."""
+def print_headline(folders: list[Path]) -> list[Any]:
+    """Print the results table of some runs, in per cent, and give what was read of them."""
     from equipoise.report import headline, read_run
     from equipoise.report.run_tables import columns_of
 
-    rows = headline([read_run(folder) for folder in folders])
+    records = [read_run(folder) for folder in folders]
+    rows = headline(records)
     title = "test, %" if {*rows["part"]} <= {"test"} else "validation, % (no test results)"
     gap = 1 if console.width >= ROOMY else 0
     heading = "method" if (rows["label"] == rows["method"]).all() else "run"
@@ -244,6 +245,7 @@ def print_headline(folders: list[Path]) -> None:
         values = (column.told(row[column.name]) for column in columns)
         table.add_row(escape(row["label"]), row["view"], escape(row["title"].replace("mean over ", "")), *values)
     console.print(table)
+    return records
 
 
 def report(
@@ -258,8 +260,7 @@ def report(
 
     for folder in runs:
         _refuse_cut_log(folder)
-    print_headline(runs)
-    say(f"report: {write_report(runs, out)}")
+    say(f"report: {write_report(print_headline(runs), out)}")
 
 
 def _refuse_cut_log(run: Path) -> None:

@@ -10,9 +10,11 @@ import numpy as np
 from equipoise.core.storage import write_text
 from equipoise.core.version import __version__
 from equipoise.evidence.embedding import Embedding
-from equipoise.report.page import page
+from equipoise.report.page import Group, page
 from equipoise.report.plotting import Figure, Panel, Trace, colours, dots, figure
+from equipoise.report.run_sections import section
 
+KINDS = {"pca": "PCA", "t-sne": "t-SNE"}
 NO_AXIS = {"showticklabels": False, "zeroline": False}
 
 
@@ -22,20 +24,28 @@ def write_embedding_page(found: Sequence[Embedding], maps: dict[str, list[np.nda
     Args:
         maps: by the name of a map, the points (n, 2) of each embedding
     """
-    figures = {}
-    for kind, points in maps.items():
-        for what in ("class", "site"):
-            figures[f"{kind}-{what}"] = _drawn(found, points, what)
-    section = {"id": "features", "figures": figures, "kinds": [*maps]}
-    personal = [one.run for one in found if one.personal]
+    groups = [
+        Group(
+            kind,
+            KINDS[kind],
+            [section("", "", _drawn(found, points, kind, "class"), _drawn(found, points, kind, "site"))],
+        )
+        for kind, points in maps.items()
+    ]
+    personal = ", ".join(one.run for one in found if one.personal)
+    note = (
+        f"{personal}: each site’s images went through that site’s own model. Distances between sites mean little there."
+    )
+    groups += [Group("models", "Models", [section("", "", note)])] if personal else []
+    title = ", ".join(one.run for one in found)
     text = page(
-        "embedding.html", Path(__file__).parent, section=section, runs=[one.run for one in found], personal=personal,
-        version=__version__,
+        "report.html", Path(__file__).parent, kicker="Features of images", title=title, groups=groups, finding="",
+        lead=None, csv="", latex="", version=__version__,
     )  # fmt: skip
     write_text(path, text)
 
 
-def _drawn(found: Sequence[Embedding], points: Sequence[np.ndarray], what: str) -> Figure | None:
+def _drawn(found: Sequence[Embedding], points: Sequence[np.ndarray], kind: str, what: str) -> Figure | None:
     """A panel for each run, whose marks are coloured by class or by site."""
     panels = []
     for place, (one, plane) in enumerate(zip(found, points)):
@@ -49,4 +59,5 @@ def _drawn(found: Sequence[Embedding], points: Sequence[np.ndarray], what: str) 
             xs, ys = (plane[rows, axis].round(4).tolist() for axis in (0, 1))
             traces.append(dots(xs, ys, name, known[name], told, size=4, key=place == 0))
         panels.append(Panel(traces, x=NO_AXIS, y=NO_AXIS, title=one.run, height=360))
-    return figure(panels, least=320)
+    told = f"{KINDS[kind]} of the features that the head gets, by class. A mark is an image."
+    return figure(panels, what, told if what == "class" else "The same by site.", 320)

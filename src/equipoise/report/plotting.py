@@ -62,6 +62,8 @@ class Figure:
     """What stands before the choice of a page."""
     least: int = 260
     """The narrowest that a panel may be, in pixels."""
+    name: str = ""
+    caption: str = ""
 
     @property
     def height(self) -> int:
@@ -76,14 +78,16 @@ class Figure:
         return text.replace("<", "\\u003c")
 
 
-def figure(panels: Sequence[Panel], least: int = 260) -> Figure | None:
+def figure(panels: Sequence[Panel], name: str = "", caption: str = "", least: int = 260) -> Figure | None:
     """A figure of one page; None without panels."""
-    return Figure({"": panels}, least=least) if panels else None
+    return Figure({"": panels}, "", least, name, caption) if panels else None
 
 
-def paged(label: str, pages: Mapping[str, Sequence[Panel]], least: int = 260) -> Figure | None:
+def paged(
+    label: str, pages: Mapping[str, Sequence[Panel]], name: str = "", caption: str = "", least: int = 260
+) -> Figure | None:
     """A figure whose pages the reader chooses by name; None without any."""
-    return Figure(pages, label if len(pages) > 1 else "", least) if pages else None
+    return Figure(pages, label if len(pages) > 1 else "", least, name, caption) if pages else None
 
 
 @cache

@@ -18,6 +18,11 @@ MOST_IMAGES = 100_000
 #: points of a curve that a screen can tell apart
 MOST_POINTS = 120
 EVERY = "all images"
+CAPTION = (
+    "Curves of a class against the others: ROC, precision and recall, reliability of all classes together, and net "
+    "benefit by the threshold at which one acts. Thick: all images; thin: sites; dashed: chance, honest confidence, or "
+    "treating everybody."
+)
 
 
 def prediction_curves(run: RunRecord) -> Figure | None:
@@ -25,12 +30,11 @@ def prediction_curves(run: RunRecord) -> Figure | None:
     if not (run.folder / FILE).exists():
         return None
     predictions = read_predictions(run.folder)
-    split = "test" if len(run.finals) else "valid"
     chosen = predictions.where(predictions.columns["view"] == run.end_view)
     if not 0 < len(chosen) <= MOST_IMAGES:
         return None
     kinds = ("roc", "precision-recall", "reliability", "net-benefit")
-    roc, precision, reliable, benefit = (curve_frame(chosen, kind, split) for kind in kinds)
+    roc, precision, reliable, benefit = (curve_frame(chosen, kind, run.part) for kind in kinds)
     if "class" not in roc:
         return None
     counts = run.training_images.sum().sort_values(kind="stable")
@@ -45,7 +49,7 @@ def prediction_curves(run: RunRecord) -> Figure | None:
             _decision(own[2]),
         ]
         pages[plot.plain(str(name), 60)] = panels
-    return plot.paged("Class", pages, least=320)
+    return plot.paged("Class", pages, "predictions", CAPTION, 320)
 
 
 def _panel(curves: pd.DataFrame, title: str, x: str, y: str) -> Panel:

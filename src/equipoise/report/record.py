@@ -68,6 +68,11 @@ class RunRecord:
         return int(self.rounds.index[-1]) if len(self.rounds) else 0
 
     @property
+    def part(self) -> str:
+        """The images that results are of: test images, or where there are no test results, validation images."""
+        return "test" if len(self.finals) else "valid"
+
+    @property
     def status(self) -> str:
         """Whether the run is finished, where it stands if not, and where it was resumed."""
         if self.finished:

@@ -11,7 +11,7 @@ import pandas as pd
 from equipoise.cells import added, dense
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress
-from equipoise.report.interval_tables import resampled
+from equipoise.report.evidence_tables import resampled
 from equipoise.report.measured import in_words, is_dense, main_metric, unit_of
 from equipoise.report.plotting import Figure, Panel
 from equipoise.report.record import RunRecord
@@ -173,7 +173,15 @@ def leading(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """The runs ranked by balanced accuracy with intervals and chance, and the recall of the rarest classes."""
     panels = [_ranked(runs, labels)] if len(runs) > 1 else []
     panels.append(_rare_classes(runs, labels))
-    return plot.figure([panel for panel in panels if panel], least=320)
+    told = (
+        f"The runs ranked by {in_words(runs[0])}, with the accuracy of guessing; and recall"
+        if len(runs) > 1
+        else "Recall"
+    )
+    told += (
+        " of each class over the federation. Bars are 95 % intervals of the images; they say nothing of other seeds."
+    )
+    return plot.figure([panel for panel in panels if panel], "lead", told, 320)
 
 
 def _ranked(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | None:
@@ -263,7 +271,11 @@ def overlaid_learning(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figur
     panels = {"Mean over sites": [each.mean(axis=1) for each in curves]}
     if 1 < len(shared) <= MOST_SITES:
         panels |= {site: [each[site] for each in curves] for site in shared}
-    return plot.figure([_overlaid(own, labels, plot.plain(title)) for title, own in panels.items()])
+    told = (
+        f"{main_metric(runs[0]).title} (%) on validation data, the runs overlaid: the model a site is left with when a "
+        "round ends (personal where rounds measured it, else global)."
+    )
+    return plot.figure([_overlaid(own, labels, plot.plain(title)) for title, own in panels.items()], "learning", told)
 
 
 def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
@@ -272,7 +284,9 @@ def overlaid_retrogress(runs: Sequence[RunRecord], labels: Sequence[str]) -> Fig
     if flat(pd.concat(curves, axis=1)):
         return None
     title = f"Drop in {in_words(runs[0])} (points)"
-    return plot.figure([_overlaid(curves, labels, title, shapes=[plot.line_at(0, "y", "solid")])])
+    panel = _overlaid(curves, labels, title, shapes=[plot.line_at(0, "y", "solid")])
+    told = f"Retrogress, mean over sites: the drop in validation {in_words(runs[0])} after each communication."
+    return plot.figure([panel], "retrogress", told)
 
 
 def _overlaid(curves: Sequence[pd.Series], labels: Sequence[str], title: str, **more: Any) -> Panel:

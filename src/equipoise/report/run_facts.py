@@ -6,7 +6,7 @@ import pandas as pd
 
 from equipoise.report.log_lines import Selection
 from equipoise.report.measured import TITLES, in_words, metrics_of
-from equipoise.report.record import RunRecord
+from equipoise.report.record import RunRecord, setting
 from equipoise.report.run_tables import COLUMNS, headline
 from equipoise.report.sheet import Sheet, sheet
 from equipoise.report.wording import UNKNOWN, duration, percent, ranges, traffic
@@ -42,6 +42,29 @@ def _of_how_many(run: RunRecord, row: pd.Series) -> str:
     measured = ((run.results["scope"] == "site") & (run.results["view"] == row["view"])).sum()
     holders = (run.images[row["part"]].loc[run.training_images.index].sum(axis=1) > 0).sum()
     return f" ({measured} of {holders})" if row["scope"] == "mean" and measured < holders else ""
+
+
+def facts(run: RunRecord) -> dict[str, str]:
+    """What a run was, by title."""
+    start, totals, sites = run.start, run.training_images.sum(), len(run.training_images)
+    data = f"{sites} training site{'s' if sites != 1 else ''}, {totals.sum():,} training images of "
+    data += f"{len(start.classes)} classes"
+    data += f", commonest to rarest {totals.max() / totals.min():.1f} : 1" if totals.min() else ""
+    data += f"; only evaluated: {', '.join(run.evaluators)}" if run.evaluators else ""
+    size = f", {traffic(start.model_bytes)}" if start.model_bytes else ""
+    return {
+        "Method": start.method,
+        "Paper": start.paper,
+        "Status": run.status,
+        "Data": setting(start.config, "data", "name") or "",
+        "Federation": data,
+        "Model": f"{start.parameters:,} parameters{size}" if start.parameters else "",
+        "Seed": str(start.config.get("seed", "")),
+        "Started": start.time.replace("T", " ")[:16],
+        "Duration": duration(run.seconds or 0.0) if run.finished else "",
+        "Device": start.device,
+        "Version": start.version and f"Equipoise {start.version}",
+    }
 
 
 # ---- cost ------------------------------------------------------------------------------------------------------

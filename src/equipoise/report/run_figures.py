@@ -16,6 +16,10 @@ from equipoise.report.record import RunRecord
 from equipoise.report.run_tables import SCOPE_TITLES
 from equipoise.report.wording import byte_unit, traffic
 
+BUBBLES = (
+    "Training images of each class at each site. The area of a bubble is the count; a cross marks a class that the "
+    "site lacks."
+)
 #: rows of one page of a figure; the reader turns the pages
 MOST_ROWS = 30
 #: sites that get a page, the largest ones
@@ -38,7 +42,12 @@ def learning_curves(run: RunRecord) -> Figure | None:
                 traces = plot.site_curves(curves, metric.scale, names)
                 named = f"{title}, {view} model"
                 panels.append(Panel(traces, plot.round_axis(), {}, named, shapes=marks))
-    return plot.figure(panels)
+    return plot.figure(
+        panels,
+        "learning",
+        "Learning curves on validation data. Thin lines are sites; the thick line is the mean over the sites scored in "
+        "that round. Round 0 is the initial model; a dotted line marks the selected round.",
+    )
 
 
 def retrogress_curves(run: RunRecord) -> Figure | None:
@@ -48,7 +57,12 @@ def retrogress_curves(run: RunRecord) -> Figure | None:
         return None
     traces = plot.site_curves(drops, 100)
     zero = [plot.line_at(0, "y", "solid")]
-    return plot.figure([Panel(traces, plot.round_axis(), {}, f"Drop in {in_words(run)} (points)", shapes=zero)])
+    return plot.figure(
+        [Panel(traces, plot.round_axis(), {}, f"Drop in {in_words(run)} (points)", shapes=zero)],
+        "retrogress",
+        f"Retrogress: {in_words(run)} of a site’s model right after local training minus that of the model it holds "
+        "when the round ends, on the same validation data. Above zero, communication made the model worse.",
+    )
 
 
 def work_figure(run: RunRecord) -> Figure | None:
@@ -62,7 +76,8 @@ def work_figure(run: RunRecord) -> Figure | None:
         traces = plot.site_curves(seconds, mean=False)
         traces.append(plot.curve(wall, "whole round", plot.INK, width=2, dash="dash"))
         panels.append(Panel(traces, plot.round_axis(), {"rangemode": "tozero"}, "Seconds per round"))
-    return plot.figure(panels)
+    told = "Mean training loss of each site, and its seconds of work; dashed: of the whole round."
+    return plot.figure(panels, "work", told)
 
 
 def federation_bubbles(run: RunRecord) -> Figure | None:
@@ -73,7 +88,7 @@ def federation_bubbles(run: RunRecord) -> Figure | None:
     shown = counts[counts.sum().sort_values(ascending=False, kind="stable").index[:MOST_CLASSES]]
     most = max(counts.to_numpy().max(), 1)
     pages = {label: [_bubbles(rows, most)] for label, rows in pages_of(shown).items()}
-    return plot.paged("Sites", pages, least=300)
+    return plot.paged("Sites", pages, "federation", BUBBLES, 300)
 
 
 def _bubbles(counts: pd.DataFrame, most: int) -> Panel:
@@ -115,7 +130,8 @@ def recall_map(run: RunRecord) -> Figure | None:
         recall = pd.DataFrame(own["recall"].tolist(), _places(own), run.start.classes, dtype=float) * 100
         for label, rows in pages_of(recall).items() if len(own) else ():
             pages[f"{view} model{f', {label}' if label else ''}"] = [_recall_panel(rows, run)]
-    return plot.paged("Recall of the", pages, least=300)
+    told = "Recall of each class at each site, per cent. Grey: the site has no image of the class to score."
+    return plot.paged("Recall of the", pages, "recall", told, 300)
 
 
 def _recall_panel(recall: pd.DataFrame, run: RunRecord) -> Panel:
@@ -138,7 +154,8 @@ def confusion_matrices(run: RunRecord) -> Figure | None:
         label: [_confusion(dense(matrix).astype(float), run.start.classes)]
         for label, matrix in zip(plot.distinct(_places(shown), 60), shown["confusion"])
     }
-    return plot.paged("Images of", pages, least=300)
+    told = "Confusion matrices of the model a site is left with: the share of each true class, per cent. The mouse "
+    return plot.paged("Images of", pages, "confusion", f"{told}tells counts.{averaged_note(run)}", 300)
 
 
 def _confusion(counts: np.ndarray, classes: Sequence[str]) -> Panel:
@@ -183,7 +200,8 @@ def site_pages(run: RunRecord) -> Figure | None:
         if site in own.index:
             panels.append(_recall_bars(run, own[site]))
         pages[label] = panels
-    return plot.paged("Site", pages)
+    told = "One site: its learning on validation data before the mean over sites, and what it finds of each class."
+    return plot.paged("Site", pages, "sites", told)
 
 
 def _recall_bars(run: RunRecord, recall: Sequence[float | None]) -> Panel:
@@ -220,7 +238,7 @@ def traffic_per_round(run: RunRecord) -> Figure | None:
         axis = {"title": f"{unit} per round"}
         height = 90 + 28 * len(rows)
         pages[label] = [Panel(traces, axis, plot.rows_axis(list(rows.index)), "Traffic of a site", height)]
-    return plot.paged("Sites", pages)
+    return plot.paged("Sites", pages, "traffic", "Mean traffic of each site per round.")
 
 
 # ---- which results, and in which pages ---------------------------------------------------------------------------

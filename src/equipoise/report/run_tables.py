@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pandas as pd
+from markupsafe import Markup
 
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
@@ -126,13 +128,25 @@ def group_titles(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
     return rows, {place: title for place, title in enumerate(titles) if title not in titles[:place]}
 
 
-def scores_sheet(caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS) -> Sheet:
+def scores_sheet(
+    caption: str, rows: pd.DataFrame, names: dict[str, str], columns: Sequence[Column] = COLUMNS, **more: Any
+) -> Sheet:
     """Lines of results in per cent, named by what stands in some of their columns: {heading: column}."""
     index = pd.MultiIndex.from_frame(rows[[*names.values()]], names=[*names])
     cells = pd.DataFrame(
         {column.title: rows[column.name].map(column.told) for column in columns_of(rows, columns)}, dtype=object
     )
-    return Sheet(caption, cells.set_axis(index))
+    return Sheet(caption, cells.set_axis(index), **more)
+
+
+def with_worst_site(shown: Sheet, rows: pd.DataFrame) -> Sheet:
+    """The sheet with the name of the worst site under its score."""
+    worst = next(column.title for column in COLUMNS if column.name == "worst_site")
+    named = [
+        Markup("{}<small>{}</small>").format(text, name) if pd.notna(name) else text
+        for text, name in zip(shown.cells[worst], rows["worst"])
+    ]
+    return replace(shown, cells=shown.cells.assign(**{worst: named}))
 
 
 def to_csv(rows: pd.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -21,6 +21,8 @@ class Sheet:
     """Where a cell is the best of its column; None: nowhere."""
     notes: Sequence[str] = ()
     """What stands beneath."""
+    groups: Mapping[int, str] = field(default_factory=dict)
+    """What stands over the line of a number and those after it."""
 
     @property
     def heads(self) -> list[str]:

@@ -45,7 +45,8 @@ def dice_boxes(run: RunRecord) -> Figure | None:
         traces = [_box(patient, site, place) for place, (site, patient) in enumerate(zip(sites, rows))]
         axis = {"range": [-3, 103], "title": "Dice (%)"}
         pages[str(structure)] = [Panel(traces, axis, plot.rows_axis(sites), height=110 + 44 * len(sites))]
-    return plot.paged("Structure", pages, least=300)
+    told = "Dice of each patient by site: a mark is a patient, a box the middle half of them."
+    return plot.paged("Structure", pages, "volumes", told, 300)
 
 
 def _box(own: pd.DataFrame, site: str, place: int) -> Trace:

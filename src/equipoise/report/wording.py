@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from equipoise.bootstrap import Interval
+
 #: what stands in a cell whose number is not known
 UNKNOWN = "–"
 
@@ -13,6 +15,13 @@ UNKNOWN = "–"
 def percent(value: float | None) -> str:
     """A fraction in per cent with two decimals, a dash when unknown."""
     return UNKNOWN if value is None or pd.isna(value) else f"{100 * value:.2f}"
+
+
+def bounds_told(found: Interval) -> str:
+    """A score and its bounds in per cent."""
+    if found.value != found.value:
+        return UNKNOWN
+    return f"{100 * found.value:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
 def duration(seconds: float) -> str:

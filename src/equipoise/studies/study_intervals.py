@@ -10,10 +10,9 @@ from equipoise.bootstrap import CONFIDENCE
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.evidence.paired import QUICK, RowEvidence, SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
-from equipoise.report.interval_tables import bounds_told
 from equipoise.report.measured import EVERY, TITLES
 from equipoise.report.sheet import Sheet, sheet
-from equipoise.report.wording import UNKNOWN
+from equipoise.report.wording import UNKNOWN, bounds_told
 from equipoise.studies.rows import RowResult
 
 HIGHER = {metric.name: metric.higher_is_better for metric in EVERY}
