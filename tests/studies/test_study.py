@@ -1,10 +1,10 @@
 """Studies: the same bits however runs share a process or are interrupted, and tables that say what the events say."""
 
 import csv
-import dataclasses
 import io
 import json
 import re
+import shutil
 import sqlite3
 import tomllib
 from pathlib import Path
@@ -26,8 +26,9 @@ from equipoise.core.errors import UserError
 from equipoise.engine.events import first_event
 from equipoise.engine.runs import prepare_run
 from equipoise.methods import all_options, method_names
+from equipoise.report.record import read_run
 from equipoise.statistics import compare_with_best, ranking, spread
-from equipoise.studies import load_study, study_names
+from equipoise.studies import database, load_study, study_names
 from equipoise.studies import runner as runner_module
 from equipoise.studies.archive import unpack
 from equipoise.studies.checks import is_finished
@@ -38,7 +39,7 @@ from equipoise.studies.runner import run_grid
 from equipoise.studies.score_tables import tables_of
 from equipoise.studies.study_figures import curve_view
 from equipoise.studies.study_file import StudyConfig
-from equipoise.studies.study_files import summary, to_csv, to_latex, to_markdown, write_database, write_study
+from equipoise.studies.study_files import summary, to_csv, to_latex, to_markdown, write_study
 from equipoise.studies.study_page import render
 from harness import all_state, assert_same_bits, events
 
@@ -629,15 +630,68 @@ def test_database_has_a_row_per_run_site_class_and_metric(made_up):
     assert base.execute("SELECT sum(sent) FROM traffic WHERE run = 'local-seed1'").fetchone() == (6000,)
 
 
-def test_a_database_that_cannot_be_finished_leaves_the_one_before(made_up, tmp_path):
-    results = collect(made_up_study(), made_up)
-    write_database(results, tmp_path / "study.sqlite")
+@pytest.fixture
+def logs_read(monkeypatch) -> list[str]:
+    """The runs whose logs are read from here on."""
+    read: list[str] = []
+
+    def counted(folder: Path) -> Any:
+        read.append(folder.name)
+        return read_run(folder)
+
+    monkeypatch.setattr(database, "read_run", counted)
+    return read
+
+
+def test_a_log_is_read_once_and_again_when_it_has_changed(tmp_path, logs_read):
+    study = make_up(made_up_study(), tmp_path)
+    first = summary(collect(study, tmp_path))
+    assert len(logs_read) == 7
+    assert summary(collect(study, tmp_path)) == first and len(logs_read) == 7
+    log = tmp_path / "runs" / "local-seed1" / "events.jsonl"
+    log.write_text(log.read_text().replace('"macro_f1": 0.4,', '"macro_f1": 0.61,'))
+    changed = summary(collect(study, tmp_path))
+    assert logs_read[7:] == ["local-seed1"]
+    (local,) = (row for row in changed["rows"] if row["method"] == "local")
+    assert local["macro_f1"]["mean"] == pytest.approx(61)
+    shutil.rmtree(log.parent)
+    assert [row["method"] for row in summary(collect(study, tmp_path))["rows"]] == ["fedavg", "prr"]
+    base = sqlite3.connect(tmp_path / "study.sqlite")
+    assert all(base.execute(f"SELECT count(*) FROM {table} WHERE run = 'local-seed1'").fetchone() == (0,)
+               for table in database.TABLES)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["", "no database", "version"])
+def test_a_database_that_is_lost_damaged_or_of_another_version_is_made_anew(tmp_path, logs_read, damage):
+    study = make_up(made_up_study(), tmp_path)
+    first = summary(collect(study, tmp_path))
+    path = tmp_path / "study.sqlite"
+    if damage == "version":
+        with sqlite3.connect(path) as base:
+            base.execute("PRAGMA user_version = 7")
+    else:
+        path.write_text(damage * 100)
+    assert summary(collect(study, tmp_path)) == first and len(logs_read) == 14
+
+
+def test_a_study_that_can_only_be_read_is_read(tmp_path, monkeypatch):
+    study = make_up(made_up_study(), tmp_path)
+    first = summary(collect(study, tmp_path))
+    (tmp_path / "study.sqlite").unlink()
+    (tmp_path / "study.sqlite").mkdir()  # no database can be opened there
+    assert summary(collect(study, tmp_path)) == first
+
+
+def test_a_reading_that_fails_leaves_the_database_before(tmp_path, monkeypatch):
+    study = make_up(made_up_study(), tmp_path)
+    collect(study, tmp_path)
     before = (tmp_path / "study.sqlite").read_bytes()
-    twice = dataclasses.replace(results, rows=[*results.rows, results.rows[0]])
-    with pytest.raises(sqlite3.IntegrityError):
-        write_database(twice, tmp_path / "study.sqlite")
+    log = tmp_path / "runs" / "local-seed1" / "events.jsonl"
+    log.write_text(log.read_text() + "\n")
+    monkeypatch.setattr(database, "_scores", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        collect(study, tmp_path)
     assert (tmp_path / "study.sqlite").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["study.sqlite"]
 
 
 FIGURES = [
@@ -728,7 +782,7 @@ def test_validation_scores_of_a_study_are_those_of_the_selected_round_in_the_eve
             assert {site: own[metric]["mean"] for site, own in row["sites"].items()} == pytest.approx(by_site)
         assert row["validation"]["mean"] == row["balanced_accuracy"]["mean"], "the score that chose the round"
         counts = np.sum([line["confusion"] for line in scored], axis=0)
-        recall = dict(zip(results.runs[0].record.start.classes, 100 * counts.diagonal() / counts.sum(1)))
+        recall = dict(zip(results.runs[0].start.classes, 100 * counts.diagonal() / counts.sum(1)))
         assert {name: each["mean"] for name, each in row["recall"].items()} == pytest.approx(recall)
     page = render(results)
     assert "Recall of each class over all validation images" in page and "test images;" not in page
@@ -793,7 +847,8 @@ def test_no_test_score_has_an_effect_on_a_study_that_chooses_settings(tmp_path):
         rewrite(folder, change)
         write_study(collect(study, folder), folder)
         texts = {path.name: path.read_text() for path in folder.glob("*.*") if path.suffix != ".sqlite"}
-        written.append(texts | {"study.sqlite": "".join(sqlite3.connect(folder / "study.sqlite").iterdump())})
+        dump = (line for line in sqlite3.connect(folder / "study.sqlite").iterdump() if '"logs"' not in line)
+        written.append(texts | {"study.sqlite": "".join(dump)})
     assert written[0].keys() >= {"summary.json", "table.csv", "table.md", "table.tex", "report.html"}
     assert written[0] == written[1]
 

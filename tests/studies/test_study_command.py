@@ -16,7 +16,7 @@ from PIL import Image
 from equipoise.cli import app as cli
 from equipoise.contract.config import override
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.studies import study_files
+from equipoise.studies import database
 from equipoise.studies.checks import is_finished
 from equipoise.studies.grid import cell_config, grid
 from equipoise.studies.runner import run_grid
@@ -318,7 +318,9 @@ def test_a_full_disk_is_no_fault_of_the_program(equipoise, tmp_path, monkeypatch
         problem.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise problem
 
-    monkeypatch.setattr(study_files, "_tables", full)
+    monkeypatch.setattr(database, "_put", full)
+    log = Path("studies/small/runs/fedavg-seed1/events.jsonl")
+    log.write_text(log.read_text() + "\n")
     before = Path("studies/small/study.sqlite").read_bytes()
     code, _, err = equipoise(source, "--report-only")
     assert code == 2 and "study.sqlite could not be written: database or disk is full" in err

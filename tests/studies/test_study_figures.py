@@ -91,7 +91,7 @@ def test_rows_are_ranked_with_intervals_and_a_dot_of_one_seed_is_hollow(tmp_path
 def test_balanced_accuracy_has_a_line_where_guessing_is(tmp_path):
     results = collect(make_up(made_up_study(metrics=["balanced_accuracy", "ece"]), tmp_path), tmp_path)
     drawn = panel(figures.ranked(results))
-    present = (results.runs[0].record.images["test"] > 0).sum(axis=1)
+    present = (results.runs[0].start.images["test"] > 0).sum(axis=1)
     guess = 100 * (1 / present[present > 0]).mean()
     assert [shape["x0"] for shape in drawn.shapes] == [pytest.approx(guess)]
 

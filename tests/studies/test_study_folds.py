@@ -6,6 +6,7 @@ import pytest
 
 from equipoise.core.errors import UserError
 from equipoise.core.validation import validated
+from equipoise.report.record import read_run
 from equipoise.studies.grid import cell_config, grid, known_cells
 from equipoise.studies.results import collect
 from equipoise.studies.runner import run_grid
@@ -53,11 +54,12 @@ def test_a_row_is_the_mean_over_its_folds_with_an_interval_over_all_images(tmp_p
     config = study(folds=2, row=[{"name": "plain", "method": "fedavg"}])
     results, summary = finished(config, tmp_path)
     assert len(results.runs) == 2 and len(known_cells(config, tmp_path)) == 2
-    assert {run.record.start.config["data"]["fold"] for run in results.runs} == {0, 1}
+    assert {run.start.config["data"]["fold"] for run in results.runs} == {0, 1}
     for row, told in zip(results.rows, summary["rows"]):
         assert told["seeds"] == [1] and told["macro_f1"]["n"] == 1
         by_run = [
-            run.record.finals.query(f"scope == 'mean' and view == '{row.view}'")["macro_f1"].iloc[0] for run in row.runs
+            read_run(run.cell.folder).finals.query(f"scope == 'mean' and view == '{row.view}'")["macro_f1"].iloc[0]
+            for run in row.runs
         ]
         assert told["macro_f1"]["mean"] == pytest.approx(100 * sum(by_run) / 2)
         bounds = told["intervals"]["macro_f1"]

@@ -111,7 +111,7 @@ def test_a_mean_over_sites_is_not_called_a_score_on_a_common_set(tmp_path, part)
 @pytest.mark.parametrize("name", ["fedbm-ham10000-0.05", "fediic-ham10000", "fedbm-tuning-ham10000"])
 def test_recorded_runs_of_common_sets_are_known_as_such(name):
     results = collect(load_study(name), ROOT / "results" / name)
-    assert results.study.scope == "common" and all(run.judges == ["common"] for run in results.runs)
+    assert results.study.scope == "common" and all(run.told["judges"] == ["common"] for run in results.runs)
 
 
 # ---- what is lacking -------------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from equipoise.cells import Matrix
 
 View = Literal["global", "personal", "trained"]
+PARTS = ("train", "valid", "test")
 
 
 class Line(BaseModel):
@@ -46,6 +49,24 @@ class Start(Line):
     model_bytes: int | None = None
     task: str = "classification"
     encoder: dict[str, float] = Field(default_factory=dict)
+
+    @cached_property
+    def images(self) -> pd.DataFrame:
+        """Images at each site: columns by part (train, valid, test) and class."""
+        counts = {part: [getattr(site, part) or [0] * len(self.classes) for site in self.sites] for part in PARTS}
+        names = [site.name for site in self.sites]
+        return pd.concat({part: pd.DataFrame(own, names, self.classes, int) for part, own in counts.items()}, axis=1)
+
+    @cached_property
+    def training_images(self) -> pd.DataFrame:
+        """Training images of each class at the sites that train."""
+        train = self.images["train"]
+        return train[train.sum(axis=1) > 0]
+
+    @property
+    def evaluators(self) -> list[str]:
+        """The places where models are only measured."""
+        return [name for name in self.images.index if name not in self.training_images.index]
 
 
 class SiteRound(Line):

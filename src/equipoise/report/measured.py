@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS, Metric
+from equipoise.report.log_lines import Start
 from equipoise.report.record import RunRecord
 from equipoise.tasks import get_task
 
@@ -33,6 +34,6 @@ def is_dense(run: RunRecord) -> bool:
     return get_task(run.start.task).dense
 
 
-def unit_of(run: RunRecord) -> str:
-    """What class counts count."""
-    return "pixels" if is_dense(run) else "images"
+def unit_of(start: Start) -> str:
+    """What the class counts of a run count."""
+    return "pixels" if get_task(start.task).dense else "images"

@@ -25,7 +25,6 @@ from equipoise.report.validation_scores import validation_scores
 
 #: what the lines of a frame of scores tell besides the metrics
 TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
-PARTS = ("train", "valid", "test")
 #: the numbers of a site's work in a round, and what stands for one that is not told
 WORK = {"loss": nan, "seconds": 0.0, "examples": 0, "sent": 0, "received": 0}
 
@@ -83,24 +82,20 @@ class RunRecord:
             text = f"not finished: stopped, or still running, after round {self.last_round}{of}"
         return text + (f"; resumed at round {', '.join(map(str, self.resumed))}" if self.resumed else "")
 
-    @cached_property
+    @property
     def images(self) -> pd.DataFrame:
         """Images at each site: columns by part (train, valid, test) and class."""
-        sites, classes = self.start.sites, self.start.classes
-        counts = {part: [getattr(site, part) or [0] * len(classes) for site in sites] for part in PARTS}
-        names = [site.name for site in sites]
-        return pd.concat({part: pd.DataFrame(own, names, classes, int) for part, own in counts.items()}, axis=1)
+        return self.start.images
 
-    @cached_property
+    @property
     def training_images(self) -> pd.DataFrame:
         """Training images of each class at the sites that train."""
-        train = self.images["train"]
-        return train[train.sum(axis=1) > 0]
+        return self.start.training_images
 
     @property
     def evaluators(self) -> list[str]:
         """The places where models are only measured."""
-        return [name for name in self.images.index if name not in self.training_images.index]
+        return self.start.evaluators
 
     @cached_property
     def end_view(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,12 @@ def chance(run: RunRecord) -> float | None:
         return None
     part = run.results["part"].iloc[0] if len(run.results) else "test"
     scored = run.results[(run.results["view"] == run.end_view) & (run.results["scope"] == "site")]["site"]
-    images = run.images[part]
-    present = (images.loc[[site for site in scored.unique() if site in images.index]] > 0).sum(axis=1)
+    return chance_at(run.images[part], scored.unique())
+
+
+def chance_at(images: pd.DataFrame, sites: Iterable[str]) -> float | None:
+    """The same at some of the sites, from their images of each class."""
+    present = (images[images.index.isin(list(sites))] > 0).sum(axis=1)
     present = present[present > 0]
     return float((1 / present).mean()) if len(present) else None
 
@@ -230,7 +234,7 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
         classes = pd.concat([pd.Series({UNSEEN: 0}), classes])
     if not len(classes):
         return None
-    traces, step, unit = [], min(0.16, 0.6 / len(runs)), unit_of(runs[0])
+    traces, step, unit = [], min(0.16, 0.6 / len(runs)), unit_of(runs[0].start)
     for place, (label, found) in enumerate(zip(labels, recalls)):
         own = found[found.index.isin(classes.index)]
         shift = step * (place - (len(runs) - 1) / 2)

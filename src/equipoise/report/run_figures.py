@@ -10,6 +10,7 @@ import pandas as pd
 from equipoise.cells import dense
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat, metric_curves, retrogress, work_curves
+from equipoise.report.log_lines import Start
 from equipoise.report.measured import in_words, main_metric, metrics_of
 from equipoise.report.plotting import Figure, Panel, Trace
 from equipoise.report.record import RunRecord
@@ -80,7 +81,7 @@ def work_figure(run: RunRecord) -> Figure | None:
     return plot.figure(panels, "work", told)
 
 
-def federation_bubbles(run: RunRecord) -> Figure | None:
+def federation_bubbles(run: RunRecord | Start) -> Figure | None:
     """Training images per site and class: a bubble's area is the count; a cross marks a class that a site lacks."""
     counts = run.training_images
     if counts.empty:

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 
 from equipoise.data.splits import SHARED
 from equipoise.report.measured import TITLES
-from equipoise.report.record import RunRecord
-from equipoise.report.run_facts import left_out
 from equipoise.statistics import SIGNIFICANT, compare_with_best
+from equipoise.studies.database import LEFT_OUT
 from equipoise.studies.grid import grid
 from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
 from equipoise.studies.rows import RowResult, RunResult, holders
-
-LEFT_OUT = "was left out of round"
 
 
 def warnings(rows: Sequence[RowResult]) -> list[str]:
     """The warnings of all runs of these rows, each text once, after the runs that it holds for."""
     found: dict[str, list[RunResult]] = {}
     for run in (run for row in rows for run in row.runs):
-        for text in (*run.record.warnings, *_absences(run.record)):
+        for text in run.told["warnings"]:
             found.setdefault(text, []).append(run)
     whose = {text: holders(rows, runs) for text, runs in found.items()}
     return [f"{who[0].upper() + who[1:] if who == 'all runs' else who}: {text}" for text, who in whose.items()]
@@ -30,10 +27,6 @@ def caveats(rows: Sequence[RowResult]) -> list[str]:
     """Those of the warnings that stand under a table: of groups shared between training and evaluation, and of sites
     that were left out of rounds."""
     return [text for text in warnings(rows) if SHARED in text or LEFT_OUT in text]
-
-
-def _absences(record: RunRecord) -> list[str]:
-    return [f"{site} {LEFT_OUT} {rounds}: {why}" for site, rounds, why in left_out(record)]
 
 
 def not_run(results: StudyResults) -> list[str]:

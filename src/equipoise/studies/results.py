@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from equipoise.contract.config import EvaluationConfig
-from equipoise.core.errors import UserError, first_line
-from equipoise.report.measured import EVERY, TITLES
-from equipoise.report.record import read_run
+import pandas as pd
+
+from equipoise.report.measured import EVERY
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.archive import unpack
-from equipoise.studies.checks import REMEDY, DamagedRun, check_log, is_finished
-from equipoise.studies.grid import Cell, cell_config, deviations, known_cells, listed, no_common_set, strangers
-from equipoise.studies.rows import RowResult, RunResult, holders
-from equipoise.studies.runner import shared_with
+from equipoise.studies.database import opened, read_curves, read_runs, read_scores
+from equipoise.studies.grid import cell_config, deviations, known_cells, listed, no_common_set, strangers
+from equipoise.studies.rows import RowResult, RunResult, holders, over_seeds, reported_rule
 from equipoise.studies.same_data import kinds
 from equipoise.studies.study_file import PART_TITLES, StudyConfig
 from equipoise.studies.study_intervals import StudyIntervals, study_intervals
@@ -42,6 +39,8 @@ class StudyResults:
     study: StudyConfig
     folder: Path
     rows: Sequence[RowResult]
+    curves: pd.DataFrame
+    """Mean validation scores over sites by round, a column per run and view; the view `drop` is retrogress."""
     unfinished: Sequence[str]
     damaged: Mapping[str, Exception] = field(default_factory=dict)
     """Finished runs whose files cannot be used, by label."""
@@ -126,7 +125,7 @@ class StudyResults:
         found: dict[str, list[RunResult]] = {}
         for run in self.runs:
             planned = cell_config(self.study, run.cell)
-            for key, (value, wanted) in deviations(planned, run.record.start.config).items():
+            for key, (value, wanted) in deviations(planned, run.start.config).items():
                 text = f"{key} = {json.dumps(value)} instead of {json.dumps(wanted)}"
                 found.setdefault(text, []).append(run)
         return [f"{text} ({holders(self.rows, runs)})" for text, runs in found.items()]
@@ -136,28 +135,10 @@ def selection_rule(runs: Iterable[RunResult], part: str) -> str:
     """How the reported round was chosen, as the runs' own configs say, and that test images had no part in it."""
     rows: dict[str, list[str]] = {}
     for run in runs:
-        rows.setdefault(_rule(run.record.start.config), []).append(run.cell.row.name)
+        rows.setdefault(reported_rule(run.start.config), []).append(run.cell.row.name)
     rules = [f"{rule} ({listed(dict.fromkeys(names))})" for rule, names in rows.items()]
     text = "; ".join(rules if len(rules) > 1 else rows)
     return f"{f'Reported is {text}' if text else 'No run has finished yet'}. {PART_SENTENCES[part]}"
-
-
-def _rule(config: dict[str, Any]) -> str:
-    settings = EvaluationConfig.model_validate(config["evaluation"])
-    title = TITLES.get(settings.score, settings.score)
-    metric = title[0].lower() + title[1:]
-    models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
-    own = "for each site " if settings.select == "site" else ""
-    since = f", from round {settings.first_round} on" if settings.earliest > 1 else ""
-    match settings.rule:
-        case "best":
-            return f"{own}the round with the best validation {metric}{models}{since}"
-        case "last":
-            return "the last round"
-    averaged = len(settings.reportable(config["train"]["rounds"]))
-    if settings.every == 1:
-        return f"the mean over the last {averaged} rounds"
-    return f"the mean over the {averaged} that were measured of the last {settings.last} rounds"
 
 
 def collect(study: StudyConfig, folder: Path) -> StudyResults:
@@ -167,47 +148,34 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
         UserError: when the study is of a common set, and a run has none
     """
     unpack(folder)
-    finished: dict[tuple[str, str], list[RunResult]] = {}
-    unfinished: list[str] = []
-    damaged: dict[str, Exception] = {}
-    for cell in known_cells(study, folder):
-        try:
-            check_log(cell.folder)
-            if not is_finished(cell.folder):
-                unfinished.append(cell.label)
-                continue
-            finished.setdefault((cell.data_name, cell.row.name), []).append(_read(cell, study.part))
-        except DamagedRun as problem:
-            damaged[cell.label] = problem
+    with opened(study, folder) as base:
+        runs, unfinished, damaged = read_runs(base, study, known_cells(study, folder))
+        scores = read_scores(base, runs)
+        curves = read_curves(base, runs, study.primary, retrogress_metric(study.primary))
+    scores["value"] *= 100
     if study.scope == "common":
-        _check_common(study, [run for runs in finished.values() for run in runs])
+        _check_common(study, [*runs.values()])
+    spreads, lines = over_seeds(scores), dict(iter(scores.groupby(["data", "row"])))
+    own: dict[tuple[str, str], list[RunResult]] = {}
+    for run in runs.values():
+        own.setdefault((run.cell.data_name, run.cell.row.name), []).append(run)
     rows = [
-        RowResult(row, name, study.scope, finished.get((name, row.name), []))
-        for name in (data.name if data else "" for data in study.data_sets)
+        RowResult(row, *key[:1], study.scope, own.get(key, []), lines.get(key, scores[:0]), spreads.get(key, {}))
+        for data in study.data_sets
         for row in study.rows
+        for key in [(data.name if data else "", row.name)]
     ]
-    return StudyResults(study, folder, rows, unfinished, damaged, strangers(study, folder))
+    return StudyResults(study, folder, rows, curves, unfinished, damaged, strangers(study, folder))
 
 
-def _read(cell: Cell, part: str) -> RunResult:
-    """A finished run, if its files say all that tables need."""
-    try:
-        run = RunResult(cell, read_run(cell.folder), shared_with(cell.folder), part)
-        _rule(run.record.start.config)
-        run.scores, run.cost, run.data_seen  # noqa: B018  read now, so that what is wrong with them shows here
-    except DamagedRun:
-        raise
-    except (UserError, ValueError, KeyError, TypeError) as problem:
-        raise DamagedRun(f"{first_line(problem)}; {REMEDY}") from None
-    untestable = part == "valid" or not run.record.images["test"].any(axis=None)
-    if run.record.rounds.empty or not (untestable or "mean" in set(run.record.finals["scope"])):
-        lacking = "test result" if len(run.record.rounds) else "round"
-        raise DamagedRun(f"{cell.folder / 'events.jsonl'} tells of no {lacking}; {REMEDY}")
-    return run
+def retrogress_metric(primary: str) -> str:
+    """The score whose drop is drawn: the primary one, unless it has none."""
+    with_retrogress = [metric.name for metric in EVERY if metric.has_retrogress]
+    return primary if primary in with_retrogress else with_retrogress[0]
 
 
 def _check_common(study: StudyConfig, runs: Sequence[RunResult]) -> None:
     """Refuse to call a mean over sites a score on a common set."""
     for run in (run for run in runs if not run.on_common_set):
-        part, held = PART_TITLES[study.part], ", ".join(run.judges) or "nobody"
+        part, held = PART_TITLES[study.part], ", ".join(run.told["judges"]) or "nobody"
         raise no_common_set(study, run.cell.label, part, held)

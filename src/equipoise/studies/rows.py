@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipoise.engine.events import first_event
+from equipoise.contract.config import EvaluationConfig
 from equipoise.methods import get_method
-from equipoise.report.record import TOLD, RunRecord
+from equipoise.report.log_lines import Start
+from equipoise.report.measured import TITLES
 from equipoise.statistics import Spread, spread
 from equipoise.studies.grid import Cell, listed
-from equipoise.studies.row_cost import NetCost, net_cost
+from equipoise.studies.row_cost import net_cost
 from equipoise.studies.same_data import DataSeen
 from equipoise.studies.study_file import Row
 
@@ -32,59 +33,48 @@ PLACE = ["part", "view", "scope", "site", "class", "metric"]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run."""
+    """A finished run: the event that started it, and what else the study's database tells of it."""
 
     cell: Cell
-    record: RunRecord
-    together: int
-    part: str
+    opening: Mapping[str, Any]
+    told: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Raise what is wrong with a log that lacks something."""
+        self.data_seen, net_cost(self.opening)
 
     @cached_property
-    def scores(self) -> pd.DataFrame:
-        """All that the study may show of the run: test results, or validation scores of what it reports.
-
-        Tidy: a line per number, which is a fraction; class or site are empty where it is of all.
-        """
-        told = self.record.finals if self.part == "test" else self.record.validation
-        told = told.set_index(PLACE[:4])
-        metrics = told[[column for column in told if column not in TOLD]].melt(ignore_index=False, var_name="metric")
-        recall = told["recall"][told["recall"].str.len() > 0]
-        by_class = pd.DataFrame(recall.tolist(), recall.index).reindex(columns=range(len(self.record.start.classes)))
-        classes = by_class.set_axis(self.record.start.classes, axis=1).melt(ignore_index=False, var_name="class")
-        lines = pd.concat([metrics.assign(**{"class": ""}), classes.assign(metric="recall")]).reset_index()
-        return lines[[*PLACE, "value"]].astype({"value": float})
-
-    @cached_property
-    def judges(self) -> list[str]:
-        """Who holds the images that scores are of: sites, or the one common set; unseen cohorts apart."""
-        finals, images = self.record.finals, self.record.images[self.part]
-        cohorts = {*finals["site"][finals["scope"] == "cohort"]}
-        return [name for name in images.index[images.sum(axis=1) > 0] if name not in cohorts]
+    def start(self) -> Start:
+        """What was known before the first round."""
+        return Start.model_validate(self.opening)
 
     @cached_property
     def data_seen(self) -> DataSeen:
         """What the run tells of its data."""
-        return DataSeen.of(self.record.start)
+        return DataSeen.of(self.start)
 
     @property
     def on_common_set(self) -> bool:
-        """True when one set, which no site trains on, judges all models."""
-        return len(self.judges) == 1 and self.judges[0] in self.record.evaluators
-
-    @cached_property
-    def cost(self) -> NetCost | None:
-        """What the net costs."""
-        return net_cost(first_event(self.cell.folder / "events.jsonl"))
+        """True when one set, which no site trains on, judges all models; unseen cohorts apart."""
+        judges = self.told["judges"]
+        return len(judges) == 1 and judges[0] in self.start.evaluators
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """One line of a table: a row on one data set, with its finished runs (perhaps none)."""
+    """One line of a table: a row on one data set, with its finished runs (perhaps none).
+
+    Args:
+        lines: the scores in per cent, a line per number
+        spreads: the same over seeds, by view, scope, site and class
+    """
 
     row: Row
     data: str
     scope: str
     runs: Sequence[RunResult]
+    lines: pd.DataFrame
+    spreads: Mapping[tuple[str, ...], Spreads]
 
     @property
     def full_name(self) -> str:
@@ -99,33 +89,12 @@ class RowResult:
     @property
     def together(self) -> int:
         """How many runs shared the device, at most, while these did."""
-        return max((run.together for run in self.runs), default=1)
-
-    # ---- scores --------------------------------------------------------------------------------
-
-    @cached_property
-    def lines(self) -> pd.DataFrame:
-        """The scores of all runs; of the folds of a seed, their mean."""
-        own = [run.scores.assign(seed=run.cell.seed) for run in self.runs]
-        every = pd.concat(own, ignore_index=True) if own else pd.DataFrame(columns=[*PLACE, "value", "seed"])
-        if all(run.cell.fold is None for run in self.runs):
-            return every
-        return every.groupby([*PLACE, "seed"], sort=False)["value"].mean().reset_index()
+        return max((run.told["together"] for run in self.runs), default=1)
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return sorted({run.cell.seed for run in self.runs})
-
-    @cached_property
-    def spreads(self) -> dict[tuple[str, ...], Spreads]:
-        """Scores in per cent over seeds, by view, scope, site and class."""
-        by_seed = 100 * self.lines.pivot(index=PLACE[1:], columns="seed", values="value")
-        over = pd.DataFrame({"mean": by_seed.mean(axis=1), "std": by_seed.std(axis=1), "n": by_seed.count(axis=1)})
-        found: dict[tuple[str, ...], Spreads] = {}
-        for (*place, metric), mean, std, n in over[over["n"] > 0].itertuples():
-            found.setdefault(tuple(place), {})[metric] = Spread(mean, std if n > 1 else None, n)
-        return found
 
     @cached_property
     def view(self) -> str:
@@ -139,22 +108,21 @@ class RowResult:
         return self.scores_of(self.view)
 
     def scores_of(self, view: str, scope: str = "mean", site: str = "") -> Spreads:
-        """Scores in per cent of one view, over seeds."""
+        """Scores of one view, over seeds."""
         return self.spreads.get((view, scope, site, ""), {})
 
     @property
     def recall(self) -> dict[str, Spread]:
-        """Recall of each class over all sites' images, in per cent, over seeds."""
-        classes = self.runs[0].record.start.classes if self.runs else ()
+        """Recall of each class over all sites' images, over seeds."""
+        classes = self.runs[0].start.classes if self.runs else ()
         known = {name: self.spreads.get((self.view, "pooled", "", name)) for name in classes}
         return {name: own["recall"] for name, own in known.items() if own}
 
     def values(self, metric: str, by_site: bool) -> dict[Hashable, float]:
-        """One score in per cent by seed, or by seed and site."""
-        lines = self.lines.dropna()
-        lines = lines[(lines["metric"] == metric) & (lines["view"] == self.view)]
+        """One score by seed, or by seed and site."""
+        lines = self.lines[(self.lines["metric"] == metric) & (self.lines["view"] == self.view)].dropna()
         lines = lines[lines["scope"] == ("site" if by_site else "mean")]
-        return (100 * lines.set_index(["seed", "site"] if by_site else "seed")["value"]).to_dict()
+        return lines.set_index(["seed", "site"] if by_site else "seed")["value"].to_dict()
 
     def places(self, scope: str) -> dict[str, str]:
         """{site or cohort: view} of what was measured in this scope, by the kind of model that the row reports.
@@ -169,7 +137,7 @@ class RowResult:
     @cached_property
     def validation(self) -> Spread | None:
         """The score that selected the round, in per cent, over seeds."""
-        chosen = [selection.score for run in self.runs if (selection := run.record.selection)]
+        chosen = [run.told["validation"] for run in self.runs if run.told["chosen"]]
         return spread(None if value is None else 100 * value for value in chosen)
 
     @cached_property
@@ -178,28 +146,37 @@ class RowResult:
 
         Parts of the traffic are not known of all runs. A round's time is without its evaluation.
         """
-        records = [run.record for run in self.runs]
-        net, moved = self.runs[0].cost, pd.concat([record.work[["sent", "received"]] for record in records])
-        moved = {} if self.pooled or moved.empty else moved.mean().to_dict()
-        entries = pd.concat([record.entries for record in records if not self.pooled] or [pd.DataFrame()])
-        seconds = [record.rounds["seconds"].mean() for record in records]
+        told, net = pd.DataFrame([run.told for run in self.runs]), net_cost(self.runs[0].opening)
+        visits = 0 if self.pooled else told["visits"].sum()
+        entries, rounds = pd.DataFrame([*told["entries"]]), 0 if self.pooled else told["rounds_with_entries"].sum()
         return {
-            "parameters": net.parameters if net else records[0].start.parameters,
+            "parameters": net.parameters if net else self.runs[0].start.parameters,
             "model_bytes": net.model_bytes if net else None,
             "flops_per_image": net.flops if net else None,
-            "sent_per_round": moved.get("sent"),
-            "sent_by_entry": entries.fillna(0.0).mean().to_dict(),
-            "received_per_round": moved.get("received"),
-            "seconds_per_round": float(np.mean(seconds)),
-            "seconds": float(np.mean([record.seconds for record in records])),
+            "sent_per_round": float(told["sent"].sum() / visits) if visits else None,
+            "sent_by_entry": (entries.sum() / rounds).to_dict() if rounds else {},
+            "received_per_round": float(told["received"].sum() / visits) if visits else None,
+            "seconds_per_round": float(np.mean(told["seconds_per_round"])),
+            "seconds": float(np.mean(told["seconds"])),
             "together": self.together,
         }
 
 
-def federation_of(rows: Iterable[RowResult]) -> RunRecord | None:
-    """The run that shows best who holds what: pooled training hides it."""
-    runs = (run.record for row in rows for run in row.runs)
-    return max(runs, key=lambda run: len(run.training_images), default=None)
+def over_seeds(lines: pd.DataFrame) -> dict[tuple[str, str], dict[tuple[str, ...], Spreads]]:
+    """Mean, deviation and number over seeds of all scores, by data set and row, then as `RowResult.spreads`."""
+    by_seed = lines.pivot(index=["data", "row", *PLACE[1:]], columns="seed", values="value")
+    over = pd.DataFrame({"mean": by_seed.mean(axis=1), "std": by_seed.std(axis=1), "n": by_seed.count(axis=1)})
+    found: dict[tuple[str, str], dict[tuple[str, ...], Spreads]] = {}
+    for (data, row, *place, metric), mean, std, n in over[over["n"] > 0].itertuples():
+        own = found.setdefault((data, row), {}).setdefault(tuple(place), {})
+        own[metric] = Spread(mean, std if n > 1 else None, n)
+    return found
+
+
+def federation_of(rows: Iterable[RowResult]) -> Start | None:
+    """The start of the run that shows best who holds what: pooled training hides it."""
+    starts = (run.start for row in rows for run in row.runs)
+    return max(starts, key=lambda start: len(start.training_images), default=None)
 
 
 def holders(rows: Sequence[RowResult], runs: Sequence[RunResult]) -> str:
@@ -222,3 +199,22 @@ def holders(rows: Sequence[RowResult], runs: Sequence[RunResult]) -> str:
             labels = [run.cell.label for run in row.runs if run.cell.folder in wanted]
             names += [row.full_name] if labels and covered([row]) else labels
     return listed(names)
+
+
+def reported_rule(config: Mapping[str, Any]) -> str:
+    """How a run chose the round that is reported."""
+    settings = EvaluationConfig.model_validate(config["evaluation"])
+    title = TITLES.get(settings.score, settings.score)
+    metric = title[0].lower() + title[1:]
+    models = {"auto": "", "global": " of the global model", "personal": " of the personal models"}[settings.view]
+    own = "for each site " if settings.select == "site" else ""
+    since = f", from round {settings.first_round} on" if settings.earliest > 1 else ""
+    match settings.rule:
+        case "best":
+            return f"{own}the round with the best validation {metric}{models}{since}"
+        case "last":
+            return "the last round"
+    averaged = len(settings.reportable(config["train"]["rounds"]))
+    if settings.every == 1:
+        return f"the mean over the last {averaged} rounds"
+    return f"the mean over the {averaged} that were measured of the last {settings.last} rounds"

@@ -118,8 +118,8 @@ class StudyTable:
     @property
     def _validation_title(self) -> str:
         """The column of the scores that chose rounds, by the metric that did."""
-        chosen = [selection for row in self.rows for run in row.runs if (selection := run.record.selection)]
-        metrics = dict.fromkeys(TITLES.get(selection.metric, selection.metric) for selection in chosen)
+        chosen = [run.told["chosen"][-1] for row in self.rows for run in row.runs if run.told["chosen"]]
+        metrics = dict.fromkeys(TITLES.get(metric, metric) for _, metric in chosen)
         return f"{' or '.join(metrics)}, validation" if metrics else "Validation"
 
     # ---- tests ----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
         known = [other.paper_cohort.get(metric) for other in study.rows]
         told = [decimals(row.row.paper_cohort.get(metric), known) for row in rows]
         columns[paper_title(results, metric)] = told
-    first = rows[0].runs[0].record.start.config.get("data", {}).get("leave_out") != cohort
+    first = rows[0].runs[0].start.config.get("data", {}).get("leave_out") != cohort
     whose = "the personal model of the first site" if first else "the mean of all sites' personal predictions"
     text = f"The unseen cohort {cohort}: {whose}, or else the global model. Per cent."
     if papers and study.cohort_table:
@@ -73,16 +73,16 @@ def _cohort(results: StudyResults, rows: Sequence[RowResult], cohort: str) -> Sh
 
 def _counts(rows: Sequence[RowResult]) -> Sheet | None:
     """Images of each class in each part at the sites that score models, where they are few enough to read."""
-    run = federation_of(rows)
-    if run is None:
+    start = federation_of(rows)
+    if start is None:
         return None
-    images = run.images[(run.images[["valid", "test"]] > 0).any(axis=1)]
+    images = start.images[(start.images[["valid", "test"]] > 0).any(axis=1)]
     if not 0 < len(images) <= MOST_SITES:
         return None
     parts = [part for part in PARTS if images[part].any(axis=None)]
-    cells = {name: zip(*(images[part, name].map("{:,}".format) for part in parts)) for name in run.start.classes}
+    cells = {name: zip(*(images[part, name].map("{:,}".format) for part in parts)) for name in start.classes}
     what = " / ".join(PARTS[part] for part in parts)
-    unit, seed = unit_of(run).capitalize(), run.start.config.get("seed")
+    unit, seed = unit_of(start).capitalize(), start.config.get("seed")
     text = f"{unit} of each class where models are scored: {what} (seed {seed})."
     return sheet(text, {"Site": images.index}, {name: map(" / ".join, counts) for name, counts in cells.items()})
 

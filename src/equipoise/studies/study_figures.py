@@ -10,14 +10,14 @@ import pandas as pd
 from equipoise.contract.config import EvaluationConfig
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
-from equipoise.report.curves import flat, metric_curves, retrogress
-from equipoise.report.measured import EVERY, TITLES
+from equipoise.report.curves import flat
+from equipoise.report.measured import TITLES
 from equipoise.report.plotting import Figure, Panel, Trace
-from equipoise.report.run_comparison import chance
+from equipoise.report.run_comparison import chance_at
 from equipoise.report.wording import byte_unit, traffic
 from equipoise.statistics import Spread
 from equipoise.studies.grid import listed
-from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
+from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults, retrogress_metric
 from equipoise.studies.rows import RowResult, RunResult
 from equipoise.studies.study_intervals import StudyIntervals
 
@@ -89,8 +89,16 @@ def guessing(rows: Sequence[RowResult], metric: str) -> float | None:
         return 100 * known_to_all
     if metric != METRICS[0].name:
         return None
-    known = [value for row in rows for run in row.runs[:1] if (value := chance(run.record)) is not None]
+    known = [value for row in rows if (value := _chance(row)) is not None]
     return 100 * float(np.mean(known)) if known else None
+
+
+def _chance(row: RowResult) -> float | None:
+    """The balanced accuracy of guessing at the sites of a row's first run."""
+    run, views = row.runs[0], {*row.lines["view"]}
+    view = "personal" if "personal" in views else run.told["round_view"]
+    own = row.lines[(row.lines["seed"] == run.cell.seed) & (row.lines["scope"] == "site") & (row.lines["view"] == view)]
+    return chance_at(run.start.images[own["part"].iloc[0]], own["site"]) if len(own) else None
 
 
 def bounds_of(row: RowResult, metric: str, evidence: StudyIntervals | None) -> tuple[float, float] | None:
@@ -122,14 +130,12 @@ def spread_told(score: Spread, ends: tuple[float, float] | None = None) -> str:
 
 def learning(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """All rows' validation curves of the primary metric, then a page for each row with its band over seeds."""
-    metric = results.study.primary
-    title = f"{TITLES[metric]} (%), validation"
-    return _curves(rows, lambda run, row: metric_curves(run.record, metric, curve_view(run, row)), title, False)
+    return _curves(results, rows, curve_view, f"{TITLES[results.study.primary]} (%), validation", False)
 
 
 def first_eligible(row: RowResult) -> int:
     """The first round that a row could choose; 1 where it chooses none."""
-    settings = [EvaluationConfig.model_validate(run.record.start.config.get("evaluation", {})) for run in row.runs]
+    settings = [EvaluationConfig.model_validate(run.start.config.get("evaluation", {})) for run in row.runs]
     return min((each.first_round for each in settings if each.rule == "best"), default=1)
 
 
@@ -138,34 +144,27 @@ def curve_view(run: RunResult, row: RowResult) -> str:
 
     Models that sites make by fine-tuning wait for the final test unless they choose the round themselves.
     """
-    scored = run.record.evaluations
-    measured = {*scored["view"][scored["part"] == "valid"].unique()}
-    deciding = [selection.view for selection in run.record.selections]
-    return next((view for view in (row.view, *deciding) if view in measured), row.view)
+    deciding = [view for view, _ in run.told["chosen"]]
+    return next((view for view in (row.view, *deciding) if view in run.told["measured"]), row.view)
 
 
 def retrogress_curves(results: StudyResults, rows: Sequence[RowResult]) -> Figure | None:
     """The mean drop after communication of all rows, then of each row."""
-    metric = retrogress_metric(results)
-    return _curves(rows, lambda run, row: retrogress(run.record, metric), f"Drop in {TITLES[metric]} (points)", True)
-
-
-def retrogress_metric(results: StudyResults) -> str:
-    """The score whose drop is drawn: the primary one, unless it has none."""
-    with_retrogress = [metric.name for metric in EVERY if metric.has_retrogress]
-    primary = results.study.primary
-    return primary if primary in with_retrogress else with_retrogress[0]
+    title = f"Drop in {TITLES[retrogress_metric(results.study.primary)]} (points)"
+    return _curves(results, rows, lambda run, row: "drop", title, True)
 
 
 def _curves(
+    results: StudyResults,
     rows: Sequence[RowResult],
-    curves_of: Callable[[RunResult, RowResult], pd.DataFrame],
+    view_of: Callable[[RunResult, RowResult], str],
     title: str,
     about_zero: bool,
 ) -> Figure | None:
     """A page with the mean curve of every row; then one per row, with its band and the round from which it chooses."""
-    found = {row.row.name: [100 * curves_of(run, row).mean(axis=1) for run in row.runs] for row in rows}
-    curves = {name: pd.concat(own, axis=1).dropna(axis=1, how="all") for name, own in found.items() if own}
+    known = {row.row.name: [(run.cell.label, view_of(run, row)) for run in row.runs] for row in rows}
+    found = {name: [own for own in columns if own in results.curves] for name, columns in known.items()}
+    curves = {name: 100 * results.curves[own].dropna(how="all") for name, own in found.items()}
     curves = {name: own for name, own in curves.items() if not own.empty}
     if not curves or (about_zero and all(flat(own) for own in curves.values())):
         return None
@@ -215,7 +214,7 @@ def rare_classes(rows: Sequence[RowResult]) -> Figure | None:
     rows = [row for row in rows if row.recall][:MOST_ROWS]
     if not rows:
         return None
-    totals = rows[0].runs[0].record.training_images.sum().to_dict()
+    totals = rows[0].runs[0].start.training_images.sum().to_dict()
     known = sorted((name for name in totals if any(name in row.recall for row in rows)), key=lambda name: totals[name])
     scores = {
         f"{name} ({totals[name]:,})": {row.row.name: row.recall[name] for row in rows if name in row.recall}

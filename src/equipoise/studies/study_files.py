@@ -1,26 +1,21 @@
-"""What a study leaves behind, written anew from its runs: summary, tables, database, and the report as one page."""
+"""What a study leaves behind, written anew from its runs: summary, tables, and the report as one page."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from equipoise.core.errors import UserError
-from equipoise.core.storage import replacing, write_text
-from equipoise.methods import get_method
-from equipoise.report.record import TOLD
+from equipoise.core.storage import write_text
 from equipoise.report.sheet import latex, markdown
 from equipoise.studies import remarks
 from equipoise.studies.results import StudyResults
 from equipoise.studies.row_cost import row_cost
-from equipoise.studies.rows import VIEWS, RowResult, RunResult, Spreads
+from equipoise.studies.rows import VIEWS, RowResult, Spreads
 from equipoise.studies.score_tables import tables_of, tables_to_come
 from equipoise.studies.side_tables import side_tables
 from equipoise.studies.study_page import render
@@ -34,7 +29,6 @@ def write_study(results: StudyResults, folder: Path) -> None:
     write_text(folder / "table.csv", to_csv(results))
     write_text(folder / "table.tex", to_latex(results))
     write_text(folder / "table.md", to_markdown(results))
-    write_database(results, folder / "study.sqlite")
     write_text(folder / "report.html", render(results))
 
 
@@ -130,8 +124,8 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
         **(intervals.summary(row.row.name) if (intervals := results.intervals[row.data]) else {}),
         "view": row.view,
         "seeds": row.seeds,
-        "rounds": max(run.record.last_round for run in row.runs),
-        "selected_rounds": [run.record.selected_round for run in row.runs],
+        "rounds": max(run.told["rounds"] for run in row.runs),
+        "selected_rounds": [run.told["selected_round"] for run in row.runs],
         "validation": asdict(row.validation) if row.validation else None,
         "paper": dict(row.row.paper),
         "note": row.row.note,
@@ -151,75 +145,3 @@ def _row_summary(results: StudyResults, row: RowResult) -> dict[str, Any]:
 def _plain(results: StudyResults, spreads: Spreads) -> dict[str, Any]:
     """Every metric, None where it could not be measured."""
     return {metric: asdict(spreads[metric]) if metric in spreads else None for metric in results.study.kept_metrics}
-
-
-# ---- study.sqlite ------------------------------------------------------------------------------------------------
-
-#: errors that the disk is to blame for, and the part of a code that names its kind
-DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-PRIMARY = 0xFF
-SCHEMA = """
-CREATE TABLE runs (
-    run TEXT PRIMARY KEY, study TEXT, data TEXT, row TEXT, method TEXT, seed INTEGER, rounds INTEGER,
-    selected_round INTEGER, validation REAL, seconds REAL, parameters INTEGER, together INTEGER, version TEXT
-);
-CREATE TABLE results (
-    run TEXT REFERENCES runs(run), data TEXT, row TEXT, method TEXT, seed INTEGER,
-    part TEXT, view TEXT, scope TEXT, site TEXT, class TEXT, metric TEXT, value REAL
-);
-CREATE TABLE curves (
-    run TEXT REFERENCES runs(run), round INTEGER, part TEXT, view TEXT, site TEXT, metric TEXT, value REAL
-);
-CREATE TABLE traffic (
-    run TEXT REFERENCES runs(run), round INTEGER, site TEXT, sent INTEGER, received INTEGER, seconds REAL, loss REAL
-);
-CREATE INDEX results_by_metric ON results (metric, scope, view);
-"""
-
-
-def write_database(results: StudyResults, path: Path) -> None:
-    """Write all finished runs, as fractions; the file is replaced whole."""
-    try:
-        with replacing(path) as draft, closing(sqlite3.connect(draft)) as connection:
-            connection.execute("PRAGMA journal_mode = OFF")  # a draft is never rolled back
-            connection.executescript(SCHEMA)
-            for run in results.runs:
-                for table, lines in _tables(results.study.name, run).items():
-                    known = lines.astype(object).where(lines.notna(), None)
-                    places = f"({', '.join(lines)}) VALUES ({', '.join('?' * lines.shape[1])})"
-                    connection.executemany(f"INSERT INTO {table} {places}", known.itertuples(index=False))
-            connection.commit()
-    except sqlite3.OperationalError as problem:
-        if problem.sqlite_errorcode & PRIMARY not in DISK_ERRORS:
-            raise
-        raise UserError(f"{path} could not be written: {problem}") from None
-
-
-def _tables(study: str, run: RunResult) -> dict[str, pd.DataFrame]:
-    """The lines of a run by table."""
-    record, cell = run.record, run.cell
-    of: dict[str, Any] = {"run": cell.label, "data": cell.data_name, "row": cell.row.name}
-    of |= {"method": cell.row.method, "seed": cell.seed}
-    facts = {
-        "rounds": record.last_round,
-        "selected_round": record.selected_round,
-        "validation": record.selection.score if record.selection else None,
-        "seconds": record.seconds,
-        "parameters": record.start.parameters,
-        "together": run.together,
-        "version": record.start.version,
-    }
-    # Test scores of single rounds, where runs measured any, stay out of a study that may not show them.
-    scored = record.evaluations
-    scored = scored if run.part == "test" else scored[scored["part"] == "valid"]
-    told = ["round", "part", "view", "site"]
-    metrics = [column for column in scored if column not in TOLD]
-    work = record.work[["round", "site", "sent", "received", "seconds", "loss"]].assign(run=cell.label)
-    return {
-        "runs": pd.DataFrame([of | {"study": study} | facts]),
-        "results": run.scores.replace({"site": "", "class": ""}, None).assign(**of),
-        "curves": scored.melt(told, metrics, "metric").assign(run=cell.label),
-        "traffic": work[:0]
-        if get_method(cell.row.method).pooled
-        else work,  # no site of pooled training sends anything
-    }

@@ -15,7 +15,7 @@ from equipoise.report.wording import UNKNOWN, duration
 from equipoise.studies import remarks
 from equipoise.studies import study_figures as figures
 from equipoise.studies.grid import listed
-from equipoise.studies.results import StudyResults
+from equipoise.studies.results import StudyResults, retrogress_metric
 from equipoise.studies.row_cost import shared_times
 from equipoise.studies.rows import RowResult, federation_of
 from equipoise.studies.score_tables import tables_of, tables_to_come
@@ -39,14 +39,14 @@ def render(results: StudyResults) -> str:
         results=results,
         titles=TITLES,
         models_drawn=MODELS_DRAWN[results.study.scope],
-        dropped=figures.retrogress_metric(results),
+        dropped=retrogress_metric(results.study.primary),
         lacking=remarks.runs_lacking(results),
         later=remarks.later(results),
         not_run=remarks.not_run(results),
         to_come=tables_to_come(results),
         warnings=remarks.warnings(results.rows),
-        seconds=sum(run.record.seconds or 0.0 for run in results.runs),
-        together=max((run.together for run in results.runs), default=1),
+        seconds=sum(run.told["seconds"] or 0.0 for run in results.runs),
+        together=max((run.told["together"] for run in results.runs), default=1),
         sections=sections,
         over={"id": "", "figures": over},
         finding=remarks.finding(results),
@@ -65,10 +65,10 @@ def _runs(results: StudyResults) -> Sheet:
     names = {"Run": [run.cell.label for _, run in found], "Method": [run.cell.row.method for _, run in found]}
     columns = {
         "Seed": [str(run.cell.seed) for _, run in found],
-        "Rounds": [str(run.record.last_round) for _, run in found],
-        "Reported round": [str(run.record.selected_round or "by site") for _, run in found],
+        "Rounds": [str(run.told["rounds"]) for _, run in found],
+        "Reported round": [str(run.told["selected_round"] or "by site") for _, run in found],
         TITLES[primary]: [UNKNOWN if score is None else f"{score:.2f}" for score, _ in found],
-        "Time": [duration(run.record.seconds or 0.0) for _, run in found],
+        "Time": [duration(run.told["seconds"] or 0.0) for _, run in found],
     }
     return sheet("Every finished run.", names, columns)
 
@@ -91,7 +91,7 @@ def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
         "sides": side_tables(results, data),
         "figures": drawn,
         "undrawn": _undrawn(rows),
-        "seed": federation.start.config.get("seed") if federation else "",
+        "seed": federation.config.get("seed") if federation else "",
         "shared_times": " ".join(shared_times(rows)),
         "others": [r.row.name for r in rows if any(figures.curve_view(run, r) != r.view for run in r.runs)],
     }
@@ -99,14 +99,13 @@ def _section(results: StudyResults, id: str, data: str) -> dict[str, Any]:
 
 def _undrawn(rows: Sequence[RowResult]) -> str:
     """Why the curves of retrogress are missing; nothing where they are not."""
-    runs = [run.record for row in rows for run in row.runs]
-    scored = (run.evaluations for run in runs)
-    if not runs or any(((each["view"] == "trained") & (each["part"] == "valid")).any() for each in scored):
+    runs = [run for row in rows for run in row.runs]
+    if not runs or any("trained" in run.told["measured"] for run in runs):
         return ""
     why = ""
     if not any(run.start.config["evaluation"].get("trained", True) for run in runs):
         why = " (evaluation.trained = false)"
-    elif not any(run.images["valid"].loc[run.training_images.index].any(axis=None) for run in runs):
+    elif not any(run.start.images["valid"].loc[run.start.training_images.index].any(axis=None) for run in runs):
         why = ", for the sites have no separate validation images"
     return f"No curves of retrogress: models were not scored right after local training{why}."
 
