@@ -77,6 +77,12 @@ def _descendants() -> list[int]:
     return found
 
 
+def family_cpu() -> float:
+    """CPU seconds of the processes that descend from this one, and of those they have waited for."""
+    fields = [found for pid in _descendants() if (found := _stat(pid))]
+    return sum(int(value) for found in fields for value in found[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, which may hold spaces; none if the process is gone."""
     try:
