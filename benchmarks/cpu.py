@@ -1,11 +1,13 @@
-"""The same CPU job on a plain loop, Equipoise, pfl and Flower's simulation, each in a fresh process, seen from outside.
+"""The same CPU job on a plain loop, Equipoise and its peers, each in a fresh process, seen from outside.
 
-    python benchmarks/cpu.py [--python-pfl PATH] [--python-flower PATH] [--repeats 3] [--out results/benchmarks]
+    python benchmarks/cpu.py [--python-pfl PATH] [--python-flower PATH] [--python-nvflare PATH] [--python-fedlab PATH]
+        [--repeats 3] [--out results/benchmarks]
 
 The job: FedAvg, 10 sites of 200 images (3 x 32 x 32), a CNN of 544,840 parameters, one local epoch a round in
 batches of 32, SGD, 5 rounds, no evaluation; one thread. All engines train the same batches from the same weights.
-pfl and Flower (`pip install pfl`, `pip install "flwr[simulation]"`) may live in environments of their own; an engine
-whose interpreter is not named, or lacks it, is left out. Engines take turns, so that a busy machine slows all alike.
+The peers (`pip install` pfl, "flwr[simulation]", nvflare, fedlab) may live in separate environments. An engine whose
+interpreter is not named, or lacks it, is left out. Engines take turns, so that a busy machine slows all alike. NVFlare
+starts a process for every site and round, which takes minutes: it has one turn.
 
 Then two settings of Equipoise alone: two worker processes against one, and channels-last memory against the usual.
 """
@@ -34,6 +36,7 @@ from peers.job import site_name
 from watch import Usage, watch
 
 PEERS = Path(__file__).parent / "peers"
+PEER_NAMES = ("pfl", "flower", "nvflare", "fedlab")
 JOB = {"sites": 10, "images": 200, "rounds": 5, "batch": 32, "lr": 0.02, "classes": 8, "pixels": 32, "seed": 1}
 QUICK = {"sites": 3, "images": 40, "rounds": 2}
 #: ResNet-18 is some ten times as heavy as the job's net
@@ -45,6 +48,8 @@ VARIANTS: tuple[tuple[str, tuple[str, ...], int, tuple[str, ...]], ...] = (
     ("channels-last", (), 5, ("compute.channels_last=true",)),
     ("channels-last, ResNet-18", RESNET, 3, ("compute.channels_last=true",)),
 )
+#: whether several turns ended with the same weights, in words
+REPEATS = {True: "yes", False: "no", None: "one turn"}
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -62,6 +67,7 @@ class Contender:
     python: str = sys.executable
     packages: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
+    once: bool = False
 
 
 def write_job(folder: Path, job: dict[str, Any]) -> Path:
@@ -136,6 +142,8 @@ def measure(contenders: Sequence[Contender], job: Path, folder: Path, repeats: i
     runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
     for repeat in range(repeats):
         for contender in contenders:
+            if contender.once and repeat:
+                continue
             run = run_once(contender, job, folder / f"{contender.name}-{repeat}")
             runs[contender.name].append(run)
             print(
@@ -157,7 +165,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the runs of one contender, and whether all ended with the same weights."""
     numbers = [key for key, value in runs[0].items() if isinstance(value, float)]
     medians = {key: round(statistics.median(run[key] for run in runs), 4) for key in numbers}
-    return {**medians, "identical": len({run["weights"] for run in runs}) == 1}
+    identical = len({run["weights"] for run in runs}) == 1 if len(runs) > 1 else None
+    return {**medians, "identical": identical}
 
 
 def ratio(runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], key: str) -> float:
@@ -172,7 +181,9 @@ def engines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             Contender("plain-loop", "plain_loop"),
             Contender("equipoise", "equipoise_run", packages=("torch", "equipoise")),
             Contender("pfl", "pfl_run", arguments.python_pfl, ("torch", "pfl")),
+            Contender("fedlab", "fedlab_run", arguments.python_fedlab, ("torch", "fedlab")),
             Contender("flower-simulation", "flower_run", arguments.python_flower, ("torch", "flwr", "ray")),
+            Contender("nvflare", "nvflare_run", arguments.python_nvflare, ("torch", "nvflare"), once=True),
         ]
     )
     job = JOB | (QUICK if arguments.quick else {})
@@ -182,14 +193,14 @@ def engines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ratios = {key: ratio(found, base, key) for key in ("wall_s", "cpu_s", "memory_gb", "job_wall_s", "job_cpu_s")}
         rows.append({"name": name, **summary(found), "ratios": ratios, "runs": found})
         rows[-1]["distance_to_plain_loop"] = distance(folder, name, "plain-loop")
-        if name == "flower-simulation":  # its actors' CPU time is not its own process's
+        if name in ("flower-simulation", "nvflare"):  # the CPU time of their sites is not of the first process
             del rows[-1]["job_cpu_s"], ratios["job_cpu_s"]
     print(f"\n{'to the plain loop':<20}{'wall':>7}{'CPU':>7}{'memory':>8}{'job wall':>10}{'job CPU':>9}  identical")
     for row in rows:
         r = row["ratios"]
         own = f"{r['job_cpu_s']:9.3f}" if "job_cpu_s" in r else f"{'-':>9}"
         figures = f"{r['wall_s']:7.2f}{r['cpu_s']:7.2f}{r['memory_gb']:8.2f}{r['job_wall_s']:10.3f}{own}"
-        print(f"{row['name']:<20}{figures}  {'yes' if row['identical'] else 'no'}")
+        print(f"{row['name']:<20}{figures}  {REPEATS[row['identical']]}")
     return {"engines": rows, "job": job, "versions": versions}
 
 
@@ -215,8 +226,8 @@ def variants(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and write `cpu.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python-pfl", default=sys.executable, help="an interpreter that has pfl")
-    parser.add_argument("--python-flower", default=sys.executable, help="an interpreter that has flwr[simulation]")
+    for peer in PEER_NAMES:
+        parser.add_argument(f"--python-{peer}", default=sys.executable, help=f"an interpreter that has {peer}")
     parser.add_argument("--repeats", type=int, default=3, help="turns; at least 2, to see whether results repeat")
     parser.add_argument("--quick", action="store_true", help="a tiny job, to try the script")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
@@ -224,7 +235,7 @@ def main() -> None:
     arguments.repeats = 1 if arguments.quick else arguments.repeats
     with tempfile.TemporaryDirectory() as folder:
         result = engines(arguments, Path(folder) / "engines") | variants(arguments, Path(folder) / "variants")
-    result["command"] = "python benchmarks/cpu.py --python-pfl PATH --python-flower PATH"
+    result["command"] = "python benchmarks/cpu.py" + "".join(f" --python-{peer} PATH" for peer in PEER_NAMES)
     result["command"] += f" --repeats {arguments.repeats}" + (" --quick" if arguments.quick else "")
     result["machine"] = {"cores": os.cpu_count(), "load_at_end": round(os.getloadavg()[0], 2)}
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,17 +49,21 @@ class GeneratorServer(ServerSide):
     def after(self, number: int, updates: Replies, before: Tensors, model: Tensors) -> Tensors:
         """Every few rounds, some steps on Eq. 10 against the global model, the teacher, which stands still."""
         if number % self.options.every == 0 and number < self.setting.config.train.rounds:
-            if self.parts.classifier is not None:
-                self.parts.classifier.load_state_dict(self.concepts.state.classifier)
-            self.parts.codes.load_state_dict(self.state.codes)
-            self.parts.generator.load_state_dict(self.state.generator)
-            self.parts.net.load_state_dict(model)
-            self.training.run(self.random("generator", number))
-            self.state.generator = _copied(self.parts.generator)
-            self.note("loss", self.training.reached)
-            if self.parts.of_images:
-                self.server.show("generated", self.training.samples(number))
+            self.server.later(partial(self._learn, number, model))
         return model
+
+    def _learn(self, number: int, model: Tensors) -> None:
+        """Train the generator against a model; sites get it with the next round."""
+        if self.parts.classifier is not None:
+            self.parts.classifier.load_state_dict(self.concepts.state.classifier)
+        self.parts.codes.load_state_dict(self.state.codes)
+        self.parts.generator.load_state_dict(self.state.generator)
+        self.parts.net.load_state_dict(model)
+        self.training.run(self.random("generator", number))
+        self.state.generator = _copied(self.parts.generator)
+        self.note("loss", self.training.reached)
+        if self.parts.of_images:
+            self.server.show("generated", self.training.samples(number))
 
 
 def _copied(module: nn.Module) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,8 @@ class Server:
         self.state = State()
         #: what the log tells of how the method acts in a round, by site; empty: of all
         self.notes: dict[str, Notes] = {}
+        #: work left for later; None where nothing can go on meanwhile
+        self.unfinished: list[Callable[[], None]] | None = None
         self.setup()
 
     def setup(self) -> None:
@@ -98,6 +100,16 @@ class Server:
     def message(self) -> dict[str, Value | PerSite]:
         """What a site needs, besides what it keeps, to predict: sent with every evaluation."""
         return {}
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do work that the next round needs and the evaluation of this one does not.
+
+        Where sites are other processes, the engine does it while they evaluate.
+        """
+        if self.unfinished is None:
+            work()
+        else:
+            self.unfinished.append(work)
 
     def note(self, name: str, value: Tensor | float, site: str = "") -> None:
         """Write down how the method acts: a number, or a small tensor; of one site, if named."""

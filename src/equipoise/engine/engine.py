@@ -97,6 +97,11 @@ class Engine:
         self.diverged = set()
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether sites work in other processes, so that this one can do something else meanwhile."""
+        return False
+
+    @property
     def asked(self) -> int:
         """How many asks of the present round have been answered."""
         return self._index

@@ -71,6 +71,11 @@ class LocalEngine(Engine):
         super().__exit__()
         shutil.rmtree(self.exchange, ignore_errors=True)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether sites work in other processes."""
+        return isinstance(self.place, Pool)
+
     def is_site(self, name: str) -> bool:
         """Whether a name is a site's, and not that of a common set or a cohort."""
         return name in self._names

@@ -25,6 +25,7 @@ from equipoise.core.streams import stream
 from equipoise.core.version import __version__
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
+from equipoise.engine.beside import beside
 from equipoise.engine.checkpoint import Checkpoints, Manifest
 from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.engine import Engine
@@ -280,6 +281,7 @@ class Run:
         for attempt in range(ATTEMPTS):
             self.engine.begin(number, attempt)
             self.server.notes = {}
+            self.server.unfinished = [] if self.engine.elsewhere and self.setting.device.type == "cpu" else None
             conversation, replies = self._conversation(number, attempt), None
             try:
                 while ask := _next(conversation, replies):
@@ -297,7 +299,13 @@ class Run:
         self.engine.commit()
         if number:
             self._tell_round(number, time.perf_counter() - began)
-        yield from self._evaluate(number)
+        if not (unfinished := self.server.unfinished) and number:
+            self._tell_actions(number)
+        with beside(unfinished or (), self.config.compute.threads):
+            yield from self._evaluate(number)
+        if unfinished:
+            self.server.state.check()
+            self._tell_actions(number)
 
     def _conversation(self, number: int, attempt: int) -> Conversation:
         """What the server says in a round; at the start it asks all sites."""
@@ -331,6 +339,9 @@ class Run:
             missing=self.engine.failed,
             entries=self.engine.entry_bytes(),
         )
+
+    def _tell_actions(self, number: int) -> None:
+        """Tell how the method acted in a round; where the server works beside the evaluation, after that."""
         sites, server = self.engine.notes, {site: notes.taken() for site, notes in self.server.notes.items()}
         if sites or server:
             self._tell("actions", round=number, sites=sites, server=server)

@@ -55,6 +55,11 @@ class FlowerEngine(Engine):
         kind = Hospitals if self.summer is None else SummingHospitals
         self.place: Hospitals = kind(setting, options, post, roster, self.states, self.journal)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether sites work in other processes."""
+        return True
+
     def is_site(self, name: str) -> bool:
         """Whether a name is a site's, and not that of a common set or a cohort."""
         return name in self.roster.sites
