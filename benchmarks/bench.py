@@ -2,8 +2,9 @@
 
     python benchmarks/bench.py [--only overhead,cpu] [--quick] [--out results/benchmarks]
 
-Runs the scripts for a CPU one after another. Each peer of `cpu.py` gets an environment in `.bench/`, made once. The
-table names peers that do not install. The script makes `table.md` from the files that the other scripts write.
+Runs the scripts for a CPU one after another. Each peer of `cpu.py` gets an environment in `.bench/`, made once, with the
+torch of this one. The table names peers that do not install, with pip's reason. The script makes `table.md` from the
+files that the other scripts write.
 """
 
 from __future__ import annotations
@@ -17,27 +18,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 #: what it needs, so that `make test` has no quick form of it to try
 NEEDS = "the network, for the peers' packages; its scripts are tried one by one"
 HERE = Path(__file__).parent
 PLACE = HERE.parent / ".bench"
-SCRIPTS = ("overhead", "pfa", "start", "growth", "cpu")
+SCRIPTS = ("overhead", "pfa", "start", "growth", "cpu", "flower", "spread")
 #: what is installed for a peer, by the option of `cpu.py` that names its interpreter
-PEERS = {"--python-pfl": ("torch", "pfl"), "--python-flower": ("torch", "flwr[simulation]")}
+PEERS = {
+    "--python-pfl": "pfl",
+    "--python-flower": "flwr[simulation]",
+    "--python-nvflare": "nvflare",
+    "--python-fedlab": "fedlab",
+}
 Row = tuple[str, str, str]
 
 
-def peers() -> tuple[list[str], list[str]]:
-    """Options of `cpu.py` that name the peers' interpreters, and the peers that did not install."""
-    found, absent = [], []
-    for option, packages in PEERS.items():
+def peers() -> tuple[list[str], dict[str, str]]:
+    """Options of `cpu.py` that name the peers' interpreters, and why other peers did not install."""
+    found, absent = [], {}
+    for option, package in PEERS.items():
         folder = PLACE / option.removeprefix("--python-")
         python = folder / "bin" / "python"
         if not python.exists():
             venv.create(folder, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(HERE.parent / "constraints.txt")]
-        if subprocess.run([*command, *packages], check=False).returncode:
-            absent.append(folder.name)
+        same_torch = f"torch=={torch.__version__.partition('+')[0]}"
+        command = [str(python), "-m", "pip", "install", "--quiet", same_torch, package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            absent[folder.name] = errors[-1] if errors else f"pip ended with {done.returncode}"
         else:
             found += [option, str(python)]
     return found, absent
@@ -51,6 +62,21 @@ def of_cpu(told: Any) -> Iterator[Row]:
     for row in told["engines"]:
         for key, unit in (("cpu_s", "CPU seconds"), ("memory_gb", "memory")):
             yield f"{row['name']} / plain loop, a CNN at 10 sites", unit, f"{row['ratios'][key]:.2f}"
+
+
+def of_flower(told: Any) -> Iterator[Row]:
+    minimal = {row["sites"]: row for row in told["results"] if row["side"] == "minimal"}
+    for row in told["results"]:
+        if row["side"] == "after":
+            for key, unit in (("seconds_per_round", "seconds"), ("cpu_s_per_round", "CPU seconds")):
+                ratio = row[key] / minimal[row["sites"]][key]
+                yield f"a round on Flower / of a minimal Flower app, {row['sites']} sites", unit, f"{ratio:.2f}"
+
+
+def of_spread(told: Any) -> Iterator[Row]:
+    yield f"a run on {told['devices']} devices / on one", "CPU seconds", f"{told['cpu_ratio']:.2f}"
+    for devices, share in told["model"].items():
+        yield f"{told['sites']} sites on {devices} devices: share of linear scaling", "model", f"{share:.0%}"
 
 
 def of_pfa(told: Any) -> Iterator[Row]:
@@ -81,16 +107,18 @@ ROWS: dict[str, Callable[[Any], Iterator[Row]]] = {
     "pfa": of_pfa,
     "start": of_start,
     "growth": of_growth,
+    "flower": of_flower,
+    "spread": of_spread,
 }
 
 
-def table(out: Path, absent: list[str]) -> str:
+def table(out: Path, absent: dict[str, str]) -> str:
     """The table of all files that are there."""
     lines = ["| what is compared with what | in | value |", "| --- | --- | ---: |"]
     for name in SCRIPTS:
         if (out / f"{name}.json").exists():
             lines += [f"| {' | '.join(row)} |" for row in ROWS[name](json.loads((out / f"{name}.json").read_text()))]
-    lines += [f"\nLeft out, for it did not install: {name}." for name in absent]
+    lines += [f"\nLeft out, for it did not install: {name} ({why})." for name, why in absent.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = [name for name in options.only.split(",") if name]
-    named, absent = peers() if "cpu" in chosen else ([], [])
+    named, absent = peers() if "cpu" in chosen else ([], {})
     for name in chosen:
         command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(options.out)]
         command += ["--quick"] * options.quick + (named if name == "cpu" else [])
