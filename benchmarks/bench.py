@@ -2,7 +2,7 @@
 
     python benchmarks/bench.py [--only overhead,cpu] [--quick] [--out results/benchmarks]
 
-Runs the scripts for a CPU one after another. Each peer of `cpu.py` gets an environment in `.bench/`, made once, with the
+Runs the scripts for a CPU one after another. Each peer of `cpu.py` gets an environment in `.bench/`, made once with the
 torch of this one. The table names peers that do not install, with pip's reason. The script makes `table.md` from the
 files that the other scripts write.
 """
