@@ -15,7 +15,8 @@ from equipoise.bootstrap import (
     paired,
     with_sample,
 )
-from equipoise.metrics import EVERY, METRICS, calibration_bins, confusion_matrix, measure, per_class_auc
+from equipoise.metrics import EVERY, METRICS, confusion_matrix, measure
+from equipoise.probabilities import calibration_bins, per_class_auc
 
 
 def predicted(images, classes=3, seed=0, sharpness=1.0):

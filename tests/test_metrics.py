@@ -15,17 +15,14 @@ from equipoise.metrics import (
     accuracy,
     balanced_accuracy,
     balanced_auc,
-    calibration_bins,
     confusion_matrix,
-    ece_from_bins,
     from_confusion,
-    holm,
     macro_f1,
     measure,
-    paired_t_test,
-    per_class_auc,
-    wilcoxon_test,
 )
+from equipoise.probabilities import calibration_bins, per_class_auc
+from equipoise.statistics import holm, paired_t_test, wilcoxon_test
+from equipoise.tallies import ece_from_bins
 
 CLASSES = 5
 samples = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), min_size=1, max_size=40).map(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from equipoise.metrics import calibration_bins, ece_from_bins, per_class_auc
+from equipoise.probabilities import calibration_bins, per_class_auc
+from equipoise.tallies import ece_from_bins
 from equipoise.thresholds import net_benefit, precision_recall, reliability, roc, scaled, temperature, treat_all
 
 RANDOM = np.random.default_rng(0)

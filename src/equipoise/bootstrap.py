@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.core.streams import stream
-from equipoise.metrics import SPECIFICITY, Floats, Tally, ratio
+from equipoise.metrics import SPECIFICITY
+from equipoise.tallies import Floats, Tally, ratio
 from equipoise.thresholds import SMALLEST, curve_points
 
 #: resamples of an interval

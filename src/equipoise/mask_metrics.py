@@ -10,14 +10,14 @@ slice. So is the distance of a surface in a slice where the other has none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.core.errors import UserError
-from equipoise.metrics import Floats, Metric
+from equipoise.metrics import LOSS, Metric
+from equipoise.tallies import Floats, Tally, over_present, ratio
 
 #: what is known of each structure in each volume, in this order
 CASE = ("dice", "iou", "hd95", "asd")
@@ -81,7 +81,7 @@ def volume_scores(truth: NDArray[np.uint8], predicted: NDArray[np.uint8], num_cl
     return found
 
 
-class MaskTally:
+class MaskTally(Tally):
     """The counts of some volumes by name, with what several metrics need.
 
     Args:
@@ -89,106 +89,44 @@ class MaskTally:
             these of `dice`, `iou`, `hd95` and `asd`; the summed `loss`
     """
 
-    def __init__(self, counts: Mapping[str, ArrayLike]):
-        self.counts = {name: np.asarray(value, dtype=np.float64) for name, value in counts.items()}
-
     def of(self, name: str) -> Floats:
         """(C,) the mean over volumes for each structure; nan for one that is nowhere, and for the background."""
-        volumes = self.counts["volumes"]
-        return np.divide(self.counts[name], volumes, out=np.full(volumes.shape, np.nan), where=volumes > 0)
-
-    def mean(self, name: str) -> float:
-        """The mean over structures of the mean over volumes."""
-        known = self.of(name)[1:]
-        known = known[~np.isnan(known)]
-        return float(known.mean()) if known.size else float("nan")
-
-    @cached_property
-    def recall(self) -> Floats:
-        """(C,) share of each class's pixels that are found; nan for a class without pixels."""
-        pixels = self.counts["confusion"].sum(1)
-        return np.divide(
-            self.counts["confusion"].diagonal(), pixels, out=np.full(pixels.shape, np.nan), where=pixels > 0
-        )
-
-    @property
-    def pixel_dice(self) -> float:
-        """Mean over structures of the Dice of all pixels together; nan where there is none."""
-        return dice_of(self.counts["confusion"])
-
-    @property
-    def loss(self) -> float:
-        """Mean loss of a pixel; 0 without pixels."""
-        return float(self.counts["loss"].sum() / max(self.counts["confusion"].sum(), 1))
+        return ratio(self.counts[name], self.counts["volumes"])
 
 
 def dice_of(confusion: ArrayLike) -> float:
     """Mean over structures of the Dice of counts (C, C) of pixels, the background apart; nan where there is none."""
     cells = np.asarray(confusion, dtype=np.float64)
-    sizes = (cells.sum(0) + cells.sum(1))[1:]
-    found = 2 * cells.diagonal()[1:][sizes > 0] / sizes[sizes > 0]
-    return float(found.mean()) if found.size else float("nan")
+    found: float = over_present(np.mean, ratio(2 * cells.diagonal(), cells.sum(0) + cells.sum(1))[1:])
+    return found
 
 
-def _worst(tally: MaskTally) -> float:
-    known = tally.of("dice")[1:]
-    known = known[~np.isnan(known)]
-    return float(known.min()) if known.size else float("nan")
+def _volumes(name: str, title: str, of: str, reduce: Any = np.mean, **more: Any) -> Metric:
+    """A metric of the means over volumes of each structure."""
+    return Metric(name, title, lambda tally: over_present(reduce, tally.of(of)[1:]), needs="volumes", **more)
+
+
+def _distance(name: str, title: str, study_place: int) -> Metric:
+    more: Any = {"higher_is_better": False, "share": False, "has_retrogress": False}
+    return _volumes(name, f"{title} (pixels)", name, short=f"{title}\n(px)", study_place=study_place, **more)
 
 
 #: every metric of masks; the first one is the default
 MASK_METRICS: tuple[Metric, ...] = (
-    Metric(
-        "dice",
-        "Dice",
-        lambda tally: tally.mean("dice"),
-        needs="volumes",
-        chooses=True,
-        study_place=1,
-        in_curves=True,
-        opens=True,
-    ),
-    Metric("iou", "IoU", lambda tally: tally.mean("iou"), needs="volumes", chooses=True, study_place=2, opens=True),
-    Metric(
-        "hd95",
-        "HD95 (pixels)",
-        lambda tally: tally.mean("hd95"),
-        short="HD95\n(px)",
-        needs="volumes",
-        higher_is_better=False,
-        share=False,
-        study_place=3,
-        has_retrogress=False,
-    ),
-    Metric(
-        "asd",
-        "ASD (pixels)",
-        lambda tally: tally.mean("asd"),
-        short="ASD\n(px)",
-        needs="volumes",
-        higher_is_better=False,
-        share=False,
-        study_place=4,
-        has_retrogress=False,
-    ),
-    Metric("worst_dice", "Worst structure's Dice", _worst, short="worst\nDice", needs="volumes", study_place=5),
+    _volumes("dice", "Dice", "dice", chooses=True, study_place=1, in_curves=True, opens=True),
+    _volumes("iou", "IoU", "iou", chooses=True, study_place=2, opens=True),
+    _distance("hd95", "HD95", 3),
+    _distance("asd", "ASD", 4),
+    _volumes("worst_dice", "Worst structure's Dice", "dice", np.min, short="worst\nDice", study_place=5),
     Metric(
         "pixel_dice",
         "Dice of all pixels together",
-        lambda tally: tally.pixel_dice,
+        lambda tally: dice_of(tally.confusion),
         short="pixel\nDice",
         chooses=True,
         in_tables=False,
     ),
-    Metric(
-        "loss",
-        "Loss",
-        lambda tally: tally.loss,
-        needs="loss",
-        higher_is_better=False,
-        in_tables=False,
-        in_curves=True,
-    ),
+    LOSS,
 )
 
 

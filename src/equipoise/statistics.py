@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from equipoise.metrics import holm, paired_t_test, wilcoxon_test
+from equipoise.core.errors import UserError
+from equipoise.tallies import Floats
 
 #: fewer pairs than this are no sample
 FEWEST_PAIRS = 3
@@ -147,3 +148,36 @@ def _table(values: Mapping[str, Mapping[Any, float]]) -> pd.DataFrame:
     """A column per row of the study, a line per key in the order of first mention."""
     keys = list(dict.fromkeys(key for own in values.values() for key in own))
     return pd.DataFrame({name: [own.get(key) for key in keys] for name, own in values.items()}, keys, dtype=float)
+
+
+def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float:
+    """Two-sided p-value of equal means of paired results (over seeds, say); 1 where they do not differ."""
+    from scipy.stats import ttest_1samp
+
+    return _paired(first, second, lambda gaps: ttest_1samp(gaps, 0.0).pvalue)
+
+
+def wilcoxon_test(first: Sequence[float], second: Sequence[float]) -> float:
+    """Two-sided p-value of the signed-rank test on paired results; 1 where they do not differ."""
+    from scipy.stats import wilcoxon
+
+    return _paired(first, second, lambda gaps: wilcoxon(gaps).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for several comparisons (Holm, 1979), in the order given; nan stays, uncounted."""
+    corrected = np.array(p_values, dtype=np.float64)
+    order = np.argsort(corrected)[: np.count_nonzero(~np.isnan(corrected))]
+    steps = corrected[order] * np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return [float(p) for p in corrected]
+
+
+def _paired(first: Sequence[float], second: Sequence[float], p_value: Callable[[Floats], float]) -> float:
+    """The p-value of the paired differences: nan for fewer than two pairs, 1 where every difference is 0."""
+    if len(first) != len(second):
+        raise UserError(f"a paired test needs as many results of both kinds, not {len(first)} and {len(second)}")
+    gaps = np.subtract(first, second, dtype=np.float64)
+    if len(gaps) < 2:
+        return float("nan")
+    return float(p_value(gaps)) if gaps.any() else 1.0

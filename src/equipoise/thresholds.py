@@ -80,7 +80,7 @@ def treat_all(positive: NDArray[np.bool_], thresholds: Floats = THRESHOLDS) -> F
 
 def reliability(labels: NDArray[np.int64], probabilities: Floats, bins: int = 15) -> tuple[Floats, Floats, Floats]:
     """Mean confidence, accuracy and number of images of each bin of confidence that holds any: (T,) each."""
-    from equipoise.metrics import calibration_bins
+    from equipoise.probabilities import calibration_bins
 
     count, confidence, right = calibration_bins(labels, probabilities, bins)
     held = count > 0

@@ -11,7 +11,8 @@ import numpy as np
 from equipoise.bootstrap import DRAWS, Interval, PairedDifference, generator_of, interval, over_seeds, paired
 from equipoise.engine.image_scores import Predictions
 from equipoise.evidence.recomputed import Weights, joined, mean_resamples, models, scores_of, sites_together
-from equipoise.metrics import METRICS, Floats
+from equipoise.metrics import METRICS
+from equipoise.tallies import Floats
 
 #: metrics of which a thousand resamples cost milliseconds
 QUICK = tuple(metric.name for metric in METRICS if metric.needs == "confusion" and metric.in_tables)

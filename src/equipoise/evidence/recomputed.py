@@ -25,7 +25,8 @@ from equipoise.bootstrap import (
 from equipoise.core.errors import UserError
 from equipoise.engine.image_scores import FILE, PREDICTION, Predictions, read_image_scores
 from equipoise.engine.reported import mean_over_rounds, mean_over_sites
-from equipoise.metrics import EVERY, METRICS, Floats
+from equipoise.metrics import EVERY, METRICS
+from equipoise.tallies import Floats
 from equipoise.tasks.classification import Classification
 
 Summary = dict[str, Any]

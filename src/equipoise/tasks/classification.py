@@ -15,6 +15,7 @@ from equipoise import metrics
 from equipoise.cells import compact
 from equipoise.data.federation import Split
 from equipoise.metrics import METRICS, Metric
+from equipoise.probabilities import calibration_bins, per_class_auc
 from equipoise.tasks.small_counts import merged_bins, merged_cells
 from equipoise.tasks.task import Counts, Task, number
 
@@ -103,7 +104,7 @@ class Classification(Task):
         if all("scores" in own for own in counts):
             labels = np.concatenate([own["labels"].numpy() for own in counts])
             probabilities = np.concatenate([own["scores"].numpy() for own in counts])
-            areas = torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0))
+            areas = torch.from_numpy(np.nan_to_num(per_class_auc(labels, probabilities), nan=-1.0))
         sums = {key: torch.stack([own[key] for own in counts]).sum(0) for key in ("confusion", "calibration", "loss")}
         return sums | {"auc": areas}
 
@@ -158,10 +159,10 @@ def _curve_problem(areas: Tensor, described: Sequence[int]) -> str | None:
 
 def _counted(labels: np.ndarray, probabilities: np.ndarray) -> Counts:
     """Calibration bins, and the AUC of each class."""
-    bins = metrics.calibration_bins(labels, probabilities, CALIBRATION_BINS)
+    bins = calibration_bins(labels, probabilities, CALIBRATION_BINS)
     return {
         "calibration": torch.from_numpy(np.stack([np.asarray(b, dtype=np.float64) for b in bins])),
-        "auc": torch.from_numpy(np.nan_to_num(metrics.per_class_auc(labels, probabilities), nan=-1.0)),
+        "auc": torch.from_numpy(np.nan_to_num(per_class_auc(labels, probabilities), nan=-1.0)),
     }
 
 
