@@ -11,7 +11,7 @@ identifies an image.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -41,8 +41,8 @@ COHORT = "cohort"
 
 
 @dataclass(frozen=True)
-class ImageScores:
-    """One model's probabilities (n, C) for one part of the images of a place, their labels and its predictions (n,).
+class ModelAtPlace:
+    """One model, and the part of the images of a place that it was measured on.
 
     Args:
         site: whose model it is, or where the global one was measured
@@ -54,6 +54,17 @@ class ImageScores:
     site: str
     place: str
     part: str
+
+    def split(self, federation: Federation) -> Split:
+        """The images; those of a cohort are its test images."""
+        place = next(place for place in federation.places() if place.name == self.place)
+        return place.splits["test" if self.part == COHORT else self.part]
+
+
+@dataclass(frozen=True)
+class ImageScores(ModelAtPlace):
+    """A model's probabilities (n, C) for some images, their labels and its predictions (n,)."""
+
     labels: np.ndarray
     probabilities: np.ndarray
     predictions: np.ndarray
@@ -81,50 +92,73 @@ class Predictions:
         return Predictions(self.classes, kept, {name: values[chosen] for name, values in self.extra.items()})
 
 
+def stacked(scores: Sequence[Any], own: Callable[[Any], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Columns (n,) that tell model and place of each row, beside those that `own` makes of each scores."""
+    tables: list[dict[str, np.ndarray]] = []
+    for score in scores:
+        columns = own(score)
+        plain = {"split": score.part, "view": score.view, "site": score.site, "place": score.place}
+        rows = len(columns["group"])
+        tables.append(
+            {name: np.full(rows, value) for name, value in {**plain, "round": score.round}.items()} | dict(columns)
+        )
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def write_columns(path: Path, classes: Sequence[str], columns: Mapping[str, np.ndarray]) -> None:
+    """Write columns whole or not at all."""
+    named: dict[str, Any] = dict(columns)
+    with replacing(path, durable=False) as draft, draft.open("wb") as file:
+        np.savez_compressed(file, classes=np.array(classes), **named)
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """All columns of a file, and `classes`."""
+    with arrays_in(path, "delete it; the run's scores stand in its log") as file:
+        return dict(file)
+
+
 def predictions_of(scores: Sequence[ImageScores], federation: Federation) -> Predictions:
     """The predictions of all models as columns, with hashes for names."""
-    splits = {(place.name, part): split for place in federation.places() for part, split in place.splits.items()}
-    told = {split.store: sub_groups(split.store) for split in splits.values()}
-    titles = dict.fromkeys(title for columns in told.values() for title in columns)
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, PREDICTION, "probabilities")}
-    extra: dict[str, list[np.ndarray]] = {title: [] for title in titles}
-    for score in scores:
-        split = splits[score.place, "test" if score.part == COHORT else score.part]
+    stores = [split.store for place in federation.places() for split in place.splits.values()]
+    titles = dict.fromkeys(title for store in stores for title in sub_groups(store))
+
+    def own(score: ImageScores) -> dict[str, np.ndarray]:
+        split = score.split(federation)
         image, group = hashed_names(split)
-        plain = {"split": score.part, "view": score.view, "site": score.site, "place": score.place}
-        for name, text in plain.items():
-            columns[name].append(np.full(len(score.labels), text))
-        columns["round"].append(np.full(len(score.labels), score.round))
-        columns["image"].append(image)
-        columns["group"].append(group)
-        columns["label"].append(score.labels.astype(np.int64))
-        columns[PREDICTION].append(score.predictions.astype(np.int64))
-        columns["probabilities"].append(score.probabilities.astype(np.float32))
-        at = _hashes(split.store)[2][split.rows]
-        for title in titles:
-            known = told[split.store].get(title)
-            extra[title].append(np.full(len(at), UNKNOWN) if known is None else known[at])
-    joined = {name: np.concatenate(values) for name, values in columns.items()}
-    return Predictions(federation.classes, joined, {title: np.concatenate(values) for title, values in extra.items()})
+        at, told = _hashes(split.store)[2][split.rows], sub_groups(split.store)
+        extra = {f"{EXTRA}{title}": told[title][at] if title in told else np.full(len(at), UNKNOWN) for title in titles}
+        return {
+            "image": image,
+            "group": group,
+            "label": score.labels.astype(np.int64),
+            PREDICTION: score.predictions.astype(np.int64),
+            "probabilities": score.probabilities.astype(np.float32),
+        } | extra
+
+    return _predictions(federation.classes, stacked(scores, own))
+
+
+def _predictions(classes: Sequence[str], columns: Mapping[str, np.ndarray]) -> Predictions:
+    """Columns, with those that the data set has of its images apart."""
+    plain = {name: column for name, column in columns.items() if not name.startswith(EXTRA)}
+    extra = {name.removeprefix(EXTRA): column for name, column in columns.items() if name not in plain}
+    return Predictions(tuple(map(str, classes)), plain, extra)
 
 
 def write_image_scores(path: Path, scores: Sequence[ImageScores], federation: Federation) -> None:
     """Write the predictions of all models whole or not at all; nothing where there are none."""
-    if not scores:
-        return
-    found = predictions_of(scores, federation)
-    columns: dict[str, Any] = {**found.columns, **{f"{EXTRA}{title}": own for title, own in found.extra.items()}}
-    with replacing(path, durable=False) as draft, draft.open("wb") as file:
-        np.savez_compressed(file, classes=np.array(found.classes), **columns)
+    if scores:
+        found = predictions_of(scores, federation)
+        extra = {f"{EXTRA}{title}": column for title, column in found.extra.items()}
+        write_columns(path, found.classes, found.columns | extra)
 
 
 def read_image_scores(path: Path) -> Predictions:
     """The predictions in a file."""
-    with arrays_in(path, "delete it; the run's scores stand in its log") as file:
-        columns = {name: file[name] for name in (*COLUMNS, "probabilities")}
-        columns[PREDICTION] = file[PREDICTION] if PREDICTION in file else columns["probabilities"].argmax(1)
-        extra = {name.removeprefix(EXTRA): file[name] for name in file if name.startswith(EXTRA)}
-        return Predictions(tuple(map(str, file["classes"])), columns, extra)
+    columns = read_columns(path)
+    classes = columns.pop("classes")
+    return _predictions(classes.tolist(), {PREDICTION: columns["probabilities"].argmax(1)} | columns)
 
 
 @cache
