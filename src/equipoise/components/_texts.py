@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.contract.component import Component
+from equipoise.contract.component import Component, Options
 from equipoise.contract.setting import Setting
 from equipoise.core.streams import stream
 from equipoise.nets.concepts import DEFAULT_ENCODER, find_bank, load_bank
@@ -18,8 +18,8 @@ from equipoise.nets.concepts.distributions import ConceptClassifier
 from equipoise.prototypes import concept_statistics
 
 
-class Texts(Component):
-    """Options of components that are made of texts about the classes."""
+class TextOptions(Options):
+    """Which texts about the classes are used."""
 
     encoder: str = Field(DEFAULT_ENCODER, description="text encoder of the concept bank to look for")
     bank: str = Field("", description="file of a concept bank, instead of looking for one")
@@ -27,6 +27,10 @@ class Texts(Component):
         "correct", description="released: OCT with two concepts swapped, as in the authors' code"
     )
     prompt_share: float = Field(1.0, gt=0, le=1, description="share of the prompts that is used, drawn from the seed")
+
+
+class Texts(TextOptions, Component):
+    """A component that is made of texts about the classes."""
 
     def embeddings(self, setting: Setting) -> Tensor:
         """Embeddings (C, M, D) of the prompts that this run uses, from a concept bank."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.components._merging import class_means, total
-from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.component import Batch, Component, Message, Options, ServerSide, Sheet, SiteSide
 from equipoise.contract.config import Config
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Ask, Conversation, Payload, Replies, Work
@@ -162,7 +162,26 @@ def warmup_in(rounds: int) -> int:
     return min(15, 3 * rounds // 10)
 
 
-class CPA(Component):
+class Alignment(Options):
+    """Numbers of the loss and of its prototypes."""
+
+    beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
+    tau: float = Field(
+        3.0, ge=1, description="temperature of Eq. 12: smaller values give distances between prototypes more weight"
+    )
+    warmup: int = Field(
+        15, ge=0, description="rounds before prototypes weigh classes; in runs below 50 rounds, 30 % of the rounds"
+    )
+    spread: Literal["biased", "clamped", "none"] = Field(
+        "biased", description="standard deviation of prototypes: the paper's, the released code's (>= 1), or none"
+    )
+
+    @classmethod
+    def suited(cls, rounds: int) -> Mapping[str, Any]:
+        return {"warmup": warmup_in(rounds)}
+
+
+class CPA(Alignment, Component):
     """Conjoint prototype-aligned loss (Eqs. 9 to 13)."""
 
     name: ClassVar[str] = "cpa"
@@ -179,25 +198,11 @@ class CPA(Component):
         "federation", description="class counts that rebalance the logits (Eq. 9); none: no rebalancing"
     )
     prototypes: bool = Field(True, description="weigh classes by the distance of local and global prototypes (Eq. 11)")
-    beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
-    tau: float = Field(
-        3.0, ge=1, description="temperature of Eq. 12: smaller values give distances between prototypes more weight"
-    )
-    warmup: int = Field(
-        15, ge=0, description="rounds before prototypes weigh classes; in runs below 50 rounds, 30 % of the rounds"
-    )
-    spread: Literal["biased", "clamped", "none"] = Field(
-        "biased", description="standard deviation of prototypes: the paper's, the released code's (>= 1), or none"
-    )
     exchange: Literal["round", "epoch", "released"] = Field(
         "round",
         description="when sites exchange prototypes; epoch: after each local epoch; released: likewise, but each "
         "round begins with prototypes of ones",
     )
-
-    @classmethod
-    def suited(cls, rounds: int) -> Mapping[str, Any]:
-        return {"warmup": warmup_in(rounds)}
 
     def holds(self) -> AbstractSet[str]:
         return {"loss"} if self.acts else set()

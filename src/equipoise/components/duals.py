@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from equipoise.components._merging import average_by, site_weights, step_towards
-from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.component import Batch, Component, Options, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Replies, Scan, Tensors
 from equipoise.core.table import LATER
@@ -100,7 +100,16 @@ class DualsSite(SiteSide):
         return {"loss": self.client.supervised(self.client.outputs(batch).logits, batch.label) * len(batch.label)}
 
 
-class Duals(Component):
+class DualAscent(Options):
+    """The dual variables and their steps."""
+
+    eta_d: float = Field(2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none")
+    epsilon: float = Field(0.01, ge=0, description="how far a site's loss may exceed the mean loss (FedIIC: 0.1)")
+    primal_rounds: PositiveInt = Field(5, description="rounds from one dual step to the next")
+    cap: PositiveFloat = Field(100.0, description="largest dual variable (as released)", json_schema_extra=LATER)
+
+
+class Duals(DualAscent, Component):
     """Dual variables."""
 
     name: ClassVar[str] = "duals"
@@ -110,11 +119,6 @@ class Duals(Component):
     in_short: ClassVar[tuple[str, ...]] = ("duals.primal_rounds=1",)
     Site: ClassVar[type[SiteSide]] = DualsSite
     Server: ClassVar[type[ServerSide]] = DualsServer
-
-    eta_d: float = Field(2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none")
-    epsilon: float = Field(0.01, ge=0, description="how far a site's loss may exceed the mean loss (FedIIC: 0.1)")
-    primal_rounds: PositiveInt = Field(5, description="rounds from one dual step to the next")
-    cap: PositiveFloat = Field(100.0, description="largest dual variable (as released)", json_schema_extra=LATER)
 
     def holds(self) -> AbstractSet[str]:
         return {"merge"}

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from equipoise.components._generator_training import GeneratorTraining, Parts
-from equipoise.components._texts import Texts
+from equipoise.components._texts import TextOptions, Texts
 from equipoise.contract.client import PerBatch
 from equipoise.contract.component import Batch, Message, ServerSide, SiteSide
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
@@ -115,7 +115,7 @@ class GeneratorSite(SiteSide):
         return getattr(batch, "synthetic_label", None)
 
 
-class GeneratorOptions(Texts):
+class GeneratorOptions(TextOptions):
     """What the generator is made of and how it learns."""
 
     condition: Literal["text", "gaussian"] = Field("text", description="input of the generator: concepts or noise")
@@ -129,7 +129,7 @@ class GeneratorOptions(Texts):
     generator_width: PositiveInt = Field(64, description="channels of the generator's last layers")
 
 
-class GeneratorComponent(GeneratorOptions):
+class GeneratorComponent(GeneratorOptions, Texts):
     """Generated images."""
 
     name: ClassVar[str] = "generator"

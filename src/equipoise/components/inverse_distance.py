@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.aggregation import inverse_distance_weights
 from equipoise.components._merging import average_by, site_weights
-from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.component import Batch, Component, Options, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Evaluate, Payload, Replies, Tensors, Work
 from equipoise.core.table import LATER
@@ -68,15 +68,8 @@ class InverseDistanceSite(SiteSide):
         return self.client.outputs(batch).logits
 
 
-class InverseDistance(Component):
-    """Inverse distance aggregation: factors of a site's weight, multiplied. They replace train.aggregation."""
-
-    name: ClassVar[str] = "inverse-distance"
-    paper: ClassVar[str] = "Yeganeh et al., IDA, MICCAI DCL 2020"
-    rank: ClassVar[int] = 52
-    limit: ClassVar[Mapping[str, Any]] = {"distance": False, "size": True}
-    Site: ClassVar[type[SiteSide]] = InverseDistanceSite
-    Server: ClassVar[type[ServerSide]] = InverseDistanceServer
+class Factors(Options):
+    """Factors of a site's weight, multiplied."""
 
     distance: bool = Field(True, description="inverse L1 distance between the site's model and the mean of all")
     size: bool = Field(False, description="number of images, as in FedAvg")
@@ -88,6 +81,17 @@ class InverseDistance(Component):
         "paper's 1 / K",
         json_schema_extra=LATER,
     )
+
+
+class InverseDistance(Factors, Component):
+    """Inverse distance aggregation: factors of a site's weight, multiplied. They replace train.aggregation."""
+
+    name: ClassVar[str] = "inverse-distance"
+    paper: ClassVar[str] = "Yeganeh et al., IDA, MICCAI DCL 2020"
+    rank: ClassVar[int] = 52
+    limit: ClassVar[Mapping[str, Any]] = {"distance": False, "size": True}
+    Site: ClassVar[type[SiteSide]] = InverseDistanceSite
+    Server: ClassVar[type[ServerSide]] = InverseDistanceServer
 
     def holds(self) -> AbstractSet[str]:
         return {"merge"}

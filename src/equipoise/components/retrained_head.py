@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.components._gradient_matching import FeatureFitting, gradient_sums
 from equipoise.components._merging import class_means, mean_by_class
-from equipoise.contract.component import Batch, Component, Message, ServerSide, Sheet, SiteSide
+from equipoise.contract.component import Batch, Component, Message, Options, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Payload, Replies, Scan, Tensors, Work
 from equipoise.contract.summed import added, averaged_by_class
@@ -97,16 +97,8 @@ class RetrainedHeadSite(SiteSide):
         return {"gradients": gradient_sums(features, batch.label, self.classifier)}
 
 
-class RetrainedHead(Component):
-    """Classifier re-training with federated features; the defaults are the released ones."""
-
-    name: ClassVar[str] = "retrained-head"
-    paper: ClassVar[str] = "Shang et al., CReFF, IJCAI 2022"
-    rank: ClassVar[int] = 80
-    limit: ClassVar[Mapping[str, Any]] = {"classifier_epochs": 0}
-    at_little_cost: ClassVar[tuple[str, ...]] = ("retrained-head.feature_steps=3", "retrained-head.classifier_epochs=3")
-    Site: ClassVar[type[SiteSide]] = RetrainedHeadSite
-    Server: ClassVar[type[ServerSide]] = RetrainedHeadServer
+class Retraining(Options):
+    """How the server trains the classifier again; the defaults are the released ones."""
 
     features: PositiveInt = Field(100, description="federated features of each class")
     feature_steps: int = Field(100, ge=0, description="gradient steps a round that fit them; 0: they stay random")
@@ -116,6 +108,18 @@ class RetrainedHead(Component):
     )
     classifier_lr: PositiveFloat = Field(0.01, description="learning rate of the classifier")
     classifier_batch: PositiveInt = Field(32, description="features in each step of the classifier")
+
+
+class RetrainedHead(Retraining, Component):
+    """Classifier re-training with federated features; the defaults are the released ones."""
+
+    name: ClassVar[str] = "retrained-head"
+    paper: ClassVar[str] = "Shang et al., CReFF, IJCAI 2022"
+    rank: ClassVar[int] = 80
+    limit: ClassVar[Mapping[str, Any]] = {"classifier_epochs": 0}
+    at_little_cost: ClassVar[tuple[str, ...]] = ("retrained-head.feature_steps=3", "retrained-head.classifier_epochs=3")
+    Site: ClassVar[type[SiteSide]] = RetrainedHeadSite
+    Server: ClassVar[type[ServerSide]] = RetrainedHeadServer
 
     def needs(self) -> AbstractSet[str]:
         return {

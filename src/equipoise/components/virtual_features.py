@@ -20,7 +20,7 @@ from equipoise.components._gradient_matching import with_constant
 from equipoise.components._merging import shuffled_batches
 from equipoise.components.retrained_head import packed as packed_head
 from equipoise.components.retrained_head import unpacked as unpacked_head
-from equipoise.contract.component import Batch, Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.component import Batch, Component, Options, ServerSide, Sheet, SiteSide
 from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Action, Conversation, Payload, Scan, Tensors
 from equipoise.contract.summed import added
@@ -105,7 +105,17 @@ class VirtualFeaturesSite(SiteSide):
         return {"gram": torch.stack(grams), "by_class": member.T @ features, "class_counts": member.sum(0)}
 
 
-class VirtualFeatures(Component):
+class Calibration(Options):
+    """The virtual features and the classifier's training."""
+
+    features: PositiveInt = Field(100, description="virtual features of each class (the paper's M_c for CIFAR-10)")
+    epochs: PositiveInt = Field(10, description="passes over them that train the classifier")
+    lr: PositiveFloat = Field(0.01, description="learning rate of the classifier")
+    batch: PositiveInt = Field(32, description="features in each step of the classifier")
+    when: Literal["end", "round"] = Field("end", description="after the last round (the paper), or after each")
+
+
+class VirtualFeatures(Calibration, Component):
     """Classifier calibration with virtual representations."""
 
     name: ClassVar[str] = "virtual-features"
@@ -114,12 +124,6 @@ class VirtualFeatures(Component):
     at_little_cost: ClassVar[tuple[str, ...]] = ("virtual-features.epochs=2", "virtual-features.features=20")
     Site: ClassVar[type[SiteSide]] = VirtualFeaturesSite
     Server: ClassVar[type[ServerSide]] = VirtualFeaturesServer
-
-    features: PositiveInt = Field(100, description="virtual features of each class (the paper's M_c for CIFAR-10)")
-    epochs: PositiveInt = Field(10, description="passes over them that train the classifier")
-    lr: PositiveFloat = Field(0.01, description="learning rate of the classifier")
-    batch: PositiveInt = Field(32, description="features in each step of the classifier")
-    when: Literal["end", "round"] = Field("end", description="after the last round (the paper), or after each")
 
     def lacks(self) -> AbstractSet[str]:
         return {"head predicts"}

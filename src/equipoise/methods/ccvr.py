@@ -7,27 +7,18 @@ Non-IID Data, NeurIPS 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
-
-from pydantic import Field, PositiveFloat, PositiveInt
+from typing import ClassVar
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.components.virtual_features import VirtualFeatures
+from equipoise.components.virtual_features import Calibration, VirtualFeatures
 from equipoise.contract.component import Component
-from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
 
 
-class Options(MethodOptions):
+class Options(Calibration):
     """The virtual features and the classifier's training."""
 
     at_little_cost: ClassVar[tuple[str, ...]] = ("ccvr.epochs=2", "ccvr.features=20")
-
-    features: PositiveInt = Field(100, description="virtual features of each class")
-    epochs: PositiveInt = Field(10, description="passes over them that train the classifier")
-    lr: PositiveFloat = Field(0.01, description="learning rate of the classifier")
-    batch: PositiveInt = Field(32, description="features in each step of the classifier")
-    when: Literal["end", "round"] = Field("end", description="after the last round (the paper), or after each")
 
     def components(self) -> Sequence[Component]:
         return [VirtualFeatures(**self.model_dump())]

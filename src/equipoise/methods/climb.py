@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
-
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.components.duals import Duals
+from equipoise.components.duals import DualAscent, Duals
 from equipoise.contract.component import Component
-from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
-from equipoise.core.table import LATER
 
 
-class Options(MethodOptions):
+class Options(DualAscent):
     """CLIMB's dual ascent. eta_d and epsilon are those of scripts that its authors released beside their main code.
 
     The main code has 1 for both and stops dual variables at 100. There a site's weight may fall below 0; here it stops
@@ -27,13 +23,6 @@ class Options(MethodOptions):
     """
 
     in_short: ClassVar[tuple[str, ...]] = ("climb.primal_rounds=1",)
-
-    eta_d: float = Field(
-        2.0, ge=0, description="step of the dual variables (FedIIC: 0.1, and 0.01 on Real); 0: none, FedAvg"
-    )
-    epsilon: float = Field(0.01, ge=0, description="how far a site's loss may exceed the mean loss (FedIIC: 0.1)")
-    primal_rounds: PositiveInt = Field(5, description="rounds from one dual step to the next")
-    cap: PositiveFloat = Field(100.0, description="largest dual variable (as released)", json_schema_extra=LATER)
 
     def components(self) -> Sequence[Component]:
         return [Duals(**self.model_dump())]

@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.components.concepts import Concepts
-from equipoise.components.generator import GeneratorComponent
+from equipoise.components.generator import GeneratorComponent, GeneratorOptions
 from equipoise.contract.component import Component
-from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.method import Method
-from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER
 
 
-class Options(MethodOptions):
+class Options(GeneratorOptions):
     """FedBM's switches; the defaults are the released settings for OCT at the milder heterogeneity."""
 
     distinctive: ClassVar[tuple[str, ...]] = ("cgde",)
@@ -41,22 +39,7 @@ class Options(MethodOptions):
         "learned: an ordinary head, with the loss that train.loss names",
     )
     temperature: PositiveFloat = Field(12.5, description="tau of Eq. 5; the authors tuned 7.5 to 17.5 per setting")
-    encoder: str = Field(DEFAULT_ENCODER, description="text encoder of the concept bank to look for")
-    bank: str = Field("", description="file of a concept bank, instead of looking for one")
-    concepts: Literal["correct", "released"] = Field(
-        "correct", description="released: OCT with two concepts swapped, as in the authors' code"
-    )
-    prompt_share: float = Field(1.0, gt=0, le=1, description="share of the prompts that is used, drawn from the seed")
     cgde: bool = Field(True, description="train a generator, and train sites on its images too")
-    condition: Literal["text", "gaussian"] = Field("text", description="input of the generator: concepts or noise")
-    lambda_div: float = Field(1.0, ge=0, description="weight of the generator's diversity term (Eq. 7)")
-    lambda_dis: float = Field(0.1, ge=0, description="weight of the generator's batch-norm term (Eq. 8)")
-    synthetic: PositiveInt = Field(16, description="generated images beside each local batch")
-    every: PositiveInt = Field(5, description="rounds between two trainings of the generator")
-    generator_steps: PositiveInt = Field(100, description="steps of one training of the generator")
-    generator_batch: int = Field(64, ge=2, description="images of each of these steps")
-    generator_lr: PositiveFloat = Field(3e-4, description="their learning rate (Adam, betas 0.5 and 0.999)")
-    generator_width: PositiveInt = Field(64, description="channels of the generator's last layers")
 
     @property
     def frozen(self) -> bool:

@@ -6,26 +6,25 @@ Chen et al., Personalized Retrogress-Resilient Federated Learning Toward Imbalan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
-from equipoise.components.cpa import CPA, warmup_in
+from equipoise.components.cpa import CPA, Alignment
 from equipoise.components.deputy import Deputy, next_stage
 from equipoise.components.fourier import Fourier
 from equipoise.components.local_norm import LocalNorm
 from equipoise.components.mean_model import MeanModel
 from equipoise.contract.component import Component
-from equipoise.contract.component import Options as MethodOptions
 from equipoise.contract.config import TrainConfig
 from equipoise.contract.method import Method
 
 __all__ = ["METHOD", "Options", "next_stage"]
 
 
-class Options(MethodOptions):
+class Options(Alignment):
     """PFA, DET and CPA, each with its switch; the defaults are the paper's, read against the released code."""
 
     distinctive: ClassVar[tuple[str, ...]] = ("det", "cpa_local")
@@ -56,16 +55,6 @@ class Options(MethodOptions):
 
     cpa_global: bool = Field(True, description="rebalance logits by the federation's class counts (Eq. 9)")
     cpa_local: bool = Field(True, description="weigh classes by the distance of local and global prototypes (Eq. 11)")
-    beta: float = Field(0.8, ge=0, description="exponent of the ratio of class counts; 0: plain softmax")
-    tau: float = Field(
-        3.0, ge=1, description="temperature of Eq. 12: smaller values give distances between prototypes more weight"
-    )
-    warmup: int = Field(
-        15, ge=0, description="rounds before prototypes weigh classes; in runs below 50 rounds, 30 % of the rounds"
-    )
-    spread: Literal["biased", "clamped", "none"] = Field(
-        "biased", description="standard deviation of prototypes: the paper's, the released code's (>= 1), or none"
-    )
     prototype_exchange: Literal["round", "epoch", "released"] = Field(
         "round",
         description="when sites exchange prototypes; epoch: after each local epoch; released: likewise, but each "
@@ -83,10 +72,6 @@ class Options(MethodOptions):
         if self.recover > self.sublimate:
             raise ValueError(f"recover = {self.recover} is above sublimate = {self.sublimate}")
         return self
-
-    @classmethod
-    def suited(cls, rounds: int) -> Mapping[str, Any]:
-        return {"warmup": warmup_in(rounds)}
 
     def components(self) -> Sequence[Component]:
         found: list[Component] = [
