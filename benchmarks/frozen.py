@@ -41,6 +41,7 @@ FEDERATIONS: dict[str, tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]
 }
 #: studies on splits of the authors, which take the settings of another study
 AUTHORS = {"authors": "dermoscopy"}
+TUNING = [study for study in FEDERATIONS if study not in AUTHORS]
 DRAWN = {"ham10000": 10, "pbc": 12}
 ALPHAS = (0.05, 0.1)
 BALANCED = {"train.loss": "balanced_softmax"}
@@ -226,7 +227,7 @@ def tuning(study: str) -> dict[str, Any]:
 def choose(folder: Path) -> dict[str, Any]:
     """The setting of each row with the highest score on validation images, by study."""
     found: dict[str, Any] = {}
-    for study in FEDERATIONS.keys() - AUTHORS.keys():
+    for study in TUNING:
         runs = folder / f"tuning-{study}" / "runs" / (f"Dirichlet {ALPHAS[0]}" if study in DRAWN else "")
         found[study] = {}
         for name, (method, _, _) in (CORE | beyond()).items():
@@ -243,7 +244,7 @@ def tuned(runs: Path) -> dict[str, dict[str, Any]]:
     published, own = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (CHOSEN, runs / TUNED)
     )
-    return {study: {**own.get(study, {}), **published.get(study, {})} for study in FEDERATIONS if study not in AUTHORS}
+    return {study: {**own.get(study, {}), **published.get(study, {})} for study in TUNING}
 
 
 def selected_score(run: Path) -> float | None:
@@ -270,7 +271,7 @@ def main() -> None:
     parser.add_argument("--chosen", type=Path, default=CHOSEN)
     asked = parser.parse_args()
     if asked.what == "tuning":
-        for study in FEDERATIONS.keys() - AUTHORS.keys():
+        for study in TUNING:
             print(written(asked.out, tuning(study), "Three settings of each row, on validation images alone."))
     elif asked.what == "choose":
         asked.chosen.write_text(json.dumps(choose(asked.out), indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,6 +163,11 @@ def told_gap(found: Sequence[float] | None) -> str:
     return f"**{text}**" if decided(found) else text
 
 
+def with_chance(found: Sequence[float] | None, rival: str) -> str:
+    """A difference from a rival, with the share of resamples in which ours is higher."""
+    return f"{told_gap(found)} over {rival}" + (f", P {found[3]:.2f}" if found else "")
+
+
 def decided(found: Sequence[float] | None) -> int:
     """1 where a whole interval is above zero, -1 where it is below, else 0."""
     return 0 if found is None else int(found[1] > 0) - int(found[2] < 0)
@@ -187,15 +192,22 @@ def goal() -> Iterator[tuple[str, ...]]:
     """Our recipe against the best rival of each score, on every data set."""
     for view in VIEWS:
         best = {metric: view.best_rival(metric) for metric in METRICS}
-        told = [f"{told_gap(view.gap(OURS, rival, metric))}, {rival}" for metric, rival in best.items()]
+        told = [with_chance(view.gap(OURS, rival, metric), rival) for metric, rival in best.items()]
         yield (view.title, *told, "yes" if reached(view) else "no")
 
 
-def claims() -> Iterator[tuple[str, ...]]:
+def claims(papers: Sequence[str] = ("PRR", "FedNPR", "FedIIC", "FedBM")) -> Iterator[tuple[str, ...]]:
     """Each claim's gain in balanced accuracy as the papers test, and the verdict."""
     for paper, what, first, second in CLAIMS:
-        gaps = [view.gap(first, second) for view in AS_PAPERS]
-        yield (paper, what, *map(told_gap, gaps), verdict(gaps))
+        if paper in papers:
+            gaps = [view.gap(first, second) for view in AS_PAPERS]
+            yield (paper, what, *map(told_gap, gaps), verdict(gaps))
+
+
+def claims_table(table: Callable[..., str], *papers: str) -> str:
+    """The claims of some papers, or of all."""
+    heads = ("paper", "claim", *(view.title for view in AS_PAPERS), "verdict")
+    return table(heads, claims(papers) if papers else claims())
 
 
 def verdict(gaps: Sequence[Sequence[float] | None]) -> str:

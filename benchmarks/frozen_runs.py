@@ -36,7 +36,7 @@ CORE, COMPONENTS, LOSSES, EVERY = frozen.TABLES
 CLOSED, CLAIMED = "Closed forms", "Rivals in claims"
 #: rows of all methods that a paper claims to beat
 RIVALS = ("fml", "fedetf")
-ALL = tuple(study for study in frozen.FEDERATIONS if study not in frozen.AUTHORS)
+ALL = tuple(frozen.TUNING)
 #: in their order: rows, seeds, studies; seed 0 of all methods tunes them
 STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CORE, (1,), ("dermoscopy",)),

@@ -200,7 +200,10 @@ def _add_gaps(found: dict[str, Any], known: Mapping[str, RowEvidence], patients:
                 if gap is not None:
                     bounds = gap.difference
                     gaps[metric] = [round(100 * v, 2) for v in (bounds.value, bounds.low, bounds.high)]
-                    gaps[metric].append(round(gap.probability, 3))
+                    gaps[metric] += [
+                        round(gap.probability, 3),
+                        round(gap.effect, 2) if gap.effect == gap.effect else None,
+                    ]
             found[first].setdefault("gaps", {}).setdefault(patients, {})[second] = gaps
 
 

@@ -1,6 +1,7 @@
 """What each method costs beside FedAvg on the phantom: CPU seconds and bytes per round, as ratios.
 
-    python benchmarks/method_costs.py
+    python benchmarks/method_costs.py              # all methods
+    python benchmarks/method_costs.py ditto fedper # these alone; the figures of all others stay
 
 `compute` is a round without its evaluation; `evaluation` is that evaluation, after every round, with whatever a method
 does to make personal models of the global one first (FedBABU, FedETF and Per-FedAvg adapt there: in a run with
@@ -15,6 +16,7 @@ disturbs the ratios little; rounds leave no checkpoints. Writes `src/equipoise/m
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -101,13 +103,15 @@ def ratios(method: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every method and write the file."""
+    """Measure methods and write the file."""
     torch.set_num_threads(1)
-    costs = {}
-    for method in method_names():
+    asked = sys.argv[1:]
+    known = json.loads(COSTS.read_text(encoding="utf-8")) if asked else {}
+    costs = {method: known[method] for method in method_names() if method in known}
+    for method in asked or method_names():
         costs[method] = ratios(method)
         print(f"{method:<12}", *(f"{kind} x{ratio:5.2f}  " for kind, ratio in costs[method].items()), flush=True)
-    COSTS.write_text(json.dumps(costs, indent=1) + "\n")
+    COSTS.write_text(json.dumps(dict(sorted(costs.items())), indent=1) + "\n")
     write_page(costs)
 
 
@@ -125,7 +129,7 @@ def write_page(costs: Mapping[str, Mapping[str, float]]) -> None:
         "|---|---|---|---|---:|---:|---:|",
     ]
     for name in method_names():
-        method, cost = get_method(name), costs[name]
+        method, cost = get_method(name), costs.get(name, {})
         sheet = POOLED if method.pooled else method.client.discloses
         sent = ", ".join(dict.fromkeys(entry for entries in sheet.values() for entry in entries))
         shown = (f"x{cost[kind]:.2f}" if kind in cost else "-" for kind in ("compute", "traffic", "evaluation"))
