@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.checks import trouble
-from equipoise.checks.battery import TINY
+from equipoise.checks.subjects import TINY
 from equipoise.checks.traces import (
     all_state,
     assert_same_bits,

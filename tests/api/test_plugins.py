@@ -148,6 +148,16 @@ def equipoise(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def folders_alike(first: str, second: str, *others: str) -> bool:
+    """Whether two runs left the same files, with the same config and the same weights."""
+    names = [
+        sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file()) for folder in (first, second)
+    ]
+    same = {"config.toml", *(name for name in names[0] if name.startswith("models/") and name.endswith("safetensors"))}
+    assert names[0] == names[1]
+    return all(Path(first, name).read_bytes() == Path(second, name).read_bytes() for name in same - {*others})
+
+
 def test_six_plugins_by_python_and_by_the_command_line_make_one_run():
     result = trained()
     parts = ["--method=shy.py", "--with=small_logits.py", "--net=two_layers.py", "--data=stripes.py", "--root=."]
@@ -155,6 +165,10 @@ def test_six_plugins_by_python_and_by_the_command_line_make_one_run():
     assert_same_bits(all_state(result.path), all_state(Path("command")))
     config, other = (Path(folder, "config.toml").read_text() for folder in ("python", "command"))
     assert config == other.replace("workers = 2", "workers = 1")
+    Path("mine.toml").write_text(config)
+    equipoise("run", "mine.toml", "--out=file")
+    assert_same_bits(all_state(result.path), all_state(Path("file")))
+    assert folders_alike("python", "file") and folders_alike("python", "command", "config.toml")
     assert "kappa" in result.scores().columns and result.model() is not None
     assert result.config.methods["small-logits"] == {"weight": 0.02}
     kinds = {plugin["kind"]: plugin for plugin in events(result.path, "start")[0]["plugins"]}
@@ -163,16 +177,43 @@ def test_six_plugins_by_python_and_by_the_command_line_make_one_run():
     assert result.config.plugins["method shy.py"] == plugins.described("method", "shy.py").digest
 
 
-def test_a_study_compares_plugins():
-    Path("study.toml").write_text(
-        'name = "mine"\nseeds = [1]\n[settings.data]\nname = "stripes.py"\nroot = "."\n[settings.train]\nrounds = 1\n'
-        'batch_size = 8\nloss = "bent.py:bent"\n[settings.net]\nname = "two_layers.py"\n[settings.evaluation]\n'
-        'metric = "kappa.py:kappa"\n[[row]]\nname = "mine"\nmethod = "shy.py"\n[[row]]\nname = "more"\n'
-        'method = "fedavg"\nsettings = { components = ["small_logits.py"] }\n'
-    )
+STUDY = """name = "mine"
+seeds = [1]
+[settings]
+components = ["small_logits.py"]
+data = { name = "stripes.py", root = "." }
+train = { rounds = 2, batch_size = 8, loss = "bent.py:bent" }
+augment.name = "flips"
+net.name = "two_layers.py"
+evaluation.metric = "kappa.py:kappa"
+small-logits.weight = 0.02
+[[row]]
+name = "six"
+method = "shy.py"
+[[row]]
+name = "more"
+method = "fedavg"
+"""
+
+
+def test_a_study_compares_plugins_of_all_six_kinds_and_makes_the_same_run():
+    Path("study.toml").write_text(STUDY)
     equipoise("study", "study.toml")
     rows = json.loads(Path("studies/mine/summary.json").read_text())["rows"]
     assert [len(row["seeds"]) for row in rows] == [1, 1]
+    six = eq.load_result("studies/mine/runs/six-seed1")
+    assert {plugin["kind"] for plugin in events(six.path, "start")[0]["plugins"]} == set(plugins.GROUPS)
+    assert_same_bits(six.model().state_dict(), trained().model().state_dict())
+    assert "kappa" in six.scores().columns
+    fed = eq.load_federation("stripes.py", root=".")
+    settings = {key: value for key, value in SETTINGS.items() if "small" not in key}
+    found = eq.compare(
+        fed, ["shy.py"], components=["small_logits.py"], net="two_layers.py", rounds=1, seeds=2, out="compared",
+        settings=settings,
+    )  # fmt: skip
+    table = found.table("kappa")
+    assert {*table.index} == {"shy", "shy+small-logits"}
+    assert ((table["low"] <= table["mean"]) & (table["mean"] <= table["high"])).all()
 
 
 def test_a_plugin_that_changes_is_told_by_name():
@@ -238,9 +279,8 @@ def test_entry_points_of_installed_packages_are_found_and_listed(monkeypatch):
     assert refused.returncode == 2 and "did you mean 'shy'" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_pilot_on_flower_gives_the_bits_of_a_local_run():
-    settings = [f"--set={key}={value}" for key, value in {**SETTINGS, "net.name": "two_layers.py"}.items()]
-    parts = ["--method=shy.py", "--data=stripes.py", "--rounds=2", "--set=components=['small_logits.py']"]
-    equipoise("pilot", *parts, *settings, "--set=data.root='.'", "--out=pilot")
+    parts = ["--method=shy.py", "--with=small_logits.py", "--net=two_layers.py", "--data=stripes.py", "--root=."]
+    equipoise("pilot", *parts, *SETS, "--rounds=2", "--out=pilot")
+    assert {plugin["kind"] for plugin in events(Path("pilot"), "start")[0]["plugins"]} == set(plugins.GROUPS)
     assert_same_bits(server_state(trained().path), server_state(Path("pilot")))

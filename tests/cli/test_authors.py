@@ -69,6 +69,56 @@ def test_a_method_that_does_not_keep_it_is_found_out(tmp_path, line, title, told
     assert not finding.kept and told in finding.told
 
 
+LEAKS = """import equipoise as eq
+
+
+class Site(eq.SiteSide):
+    def loss(self, batch, out, loss):
+        return loss + out.logits.mean(0).square().sum()
+
+
+class Mixed(eq.Component):
+    name = "mixed"
+    rank = 45
+    Site = Site
+    image_by_image = True
+
+
+COMPONENT = Mixed
+
+
+class Client(eq.FedAvgClient):
+    discloses = {"train": {**eq.FedAvgClient.discloses["train"], "seen": "images of each class"}}
+
+    def train(self, message):
+        yield eq.Train()
+        return self.update() | {"seen": self.class_counts.clone()}
+
+
+METHOD = eq.Method(eq.FedAvgServer, Client, "none", 2026, "nothing")
+"""
+
+
+def test_a_plug_in_that_breaks_privacy_is_found_out(tmp_path):
+    Path("leaks.py").write_text(LEAKS)
+    found = dict(subjects_of("leaks.py"))
+    (least,) = findings(
+        found["method"], tmp_path / "least", ["nothing of few images leaves a site under privacy.least"]
+    )
+    assert not least.kept and least.told.startswith("train.seen: a row of a class of few images")
+    (sums,) = findings(found["method"], tmp_path / "sums", ["secure sums give the same model"])
+    assert sums.kept and "left out: privacy.secure_sums hides what each site sends" in sums.told
+    pytest.importorskip("opacus")
+    (private,) = findings(found["component"], tmp_path / "private", ["differential privacy holds with it"])
+    assert not private.kept and "leave image_by_image out" in private.told
+
+
+def test_a_loss_of_ones_own_trains_on_masks(tmp_path):
+    Path("mine.py").write_text(text_of("loss", "mine"))
+    (finding,) = findings(dict(subjects_of("mine.py"))["loss"], tmp_path, ["images with masks are segmented"])
+    assert finding.kept and not finding.told
+
+
 def test_new_and_check_by_the_command_line():
     done = equipoise("new", "method", "fed-mine")
     assert done.returncode == 0 and Path("fed_mine.py").exists() and Path("test_fed_mine.py").exists()
@@ -77,7 +127,11 @@ def test_new_and_check_by_the_command_line():
     assert again.returncode == 2 and "exists" in again.stderr
     Path("bad.py").write_text(METHOD.replace("LINE", "float(batch.image.sum())"))
     checked = equipoise("check", "bad.py", "--no-flower")
-    assert checked.returncode == 1 and checked.stdout.count("ok ") == 6 and "broken hooks read" in checked.stdout
+    assert (
+        checked.returncode == 1
+        and checked.stdout.count("ok ") == len(CHECKS) - 2
+        and "broken hooks read" in checked.stdout
+    )
     Path("empty.py").write_text("")
     refused = equipoise("check", "empty.py")
     assert refused.returncode == 2 and "empty.py holds no plug-in" in refused.stderr

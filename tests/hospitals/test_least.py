@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from equipoise import metrics
+from equipoise.checks.limits import FEW, TAIL, small_numbers
 from equipoise.components import component_names, get_component
 from equipoise.contract.disclosed import Entry, held_back, shown
 from equipoise.core.errors import UserError
@@ -31,9 +32,6 @@ from equipoise.tasks.small_counts import merged_bins, merged_cells
 from harness import assert_same_bits, events, run_tiny, server_state, tiny_config, tiny_federation
 from postbox import Hospitals
 
-FEW = 5
-#: a long tail at every site: classes of 0, of 1 to 4, and of many training images
-TAIL = ("data.phantom.images=180", "data.phantom.imbalance=40", "data.phantom.missing=0.0", "train.batch_size=16")
 SHORT = (*TAIL, "train.rounds=2", f"privacy.least={FEW}")
 
 
@@ -123,18 +121,6 @@ def test_structures_of_few_patients_count_as_if_nobody_had_them():
 
 
 # ---- every method -----------------------------------------------------------------------------------------------
-
-
-def small_numbers(value, few) -> list[str]:
-    """Where a value shows a class of few images, or is a count of few."""
-    if isinstance(value, dict):
-        return []  # weights
-    if isinstance(value, torch.Tensor):
-        if value.dim() and len(value) == len(few) and bool(value[few].any()):
-            return ["a row of a class of few images"]
-        value = value.double() if value.dtype != torch.bool else torch.zeros(1)
-        return ["a small count"] if bool(((value >= 1) & (value < FEW) & (value == value.round())).any()) else []
-    return ["a small count"] if not isinstance(value, str) and 1 <= value < FEW and value == int(value) else []
 
 
 #: whole numbers that are of no images

@@ -191,8 +191,9 @@ class Comparison:
         """Mean, standard deviation, interval and p-value of each method, the best first.
 
         The interval holds the true score with 95 % confidence: groups of test images and seeds are drawn with
-        replacement. Without predictions of single images it holds the mean over seeds (Student's t). The p-value is of
-        a paired t-test against the best method, over the seeds that both have, with Holm's correction.
+        replacement. Without predictions of single images, or for a metric of your own, it holds the mean over seeds
+        (Student's t). The p-value is of a paired t-test against the best method, over the seeds that both have, with
+        Holm's correction.
 
         Differences are the method's score less the best one's, on the same resamples. They have an interval, the
         probability that the method is better, and Cohen's d over the seeds' differences.
@@ -219,6 +220,8 @@ class Comparison:
 
     def _with_intervals(self, table: pd.DataFrame, metric: str, scope: str, views: Mapping[str, str]) -> pd.DataFrame:
         """The table with intervals over groups of images and seeds, and differences from the best method."""
+        if metric not in {known.name for known in METRICS}:  # a plug-in knows no resamples
+            return table.reindex(columns=[*table.columns, *DIFFERENCES])
         shared = SharedResamples(self._predictions, "test" if self._tested else "valid")
         rows = {name: shared.row(name, view, [metric], scope) for name, view in views.items()}
         best = rows.get(str(table.index[0]))

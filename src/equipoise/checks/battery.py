@@ -9,76 +9,19 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
-from equipoise.checks.traces import all_state, assert_same_bits, events, server_state
+from equipoise.checks.limits import check_least, check_masks, check_private, check_sums
+from equipoise.checks.subjects import Skipped, Subject
+from equipoise.checks.traces import all_state, assert_finite, assert_same_bits, events, server_state
 from equipoise.checks.trouble import Stop, StopAt, faulty, watched, with_client
-from equipoise.contract.config import Config
-from equipoise.contract.method import Method
 from equipoise.contract.protocol import Ask, Replies
 from equipoise.core.errors import first_line
-from equipoise.data import Federation, load_federation
 from equipoise.engine.local_engine import LocalEngine
-from equipoise.engine.loop import Observer, Run
-from equipoise.engine.runs import decided_by_data, make_config
 from equipoise.methods import get_method
-
-#: a federation and a run that take a second
-TINY = (
-    "train.rounds=2",
-    "train.epochs=1",
-    "train.batch_size=8",
-    "data.phantom.images=160",
-    "data.phantom.sites=3",
-    "data.phantom.classes=4",
-    "data.phantom.size=16",
-    "augment.name='flips'",
-)
-
-
-class Skipped(Exception):
-    """A check that does not apply, and why."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is checked: a method under settings, which may name other plug-ins."""
-
-    method: str
-    settings: tuple[str, ...] = ()
-
-    def config(self, *more: str) -> Config:
-        """The config of a tiny run."""
-        return make_config(None, [*TINY, *self.settings, *more], method=self.method)
-
-    def federation(self) -> Federation:
-        """The data of the tiny runs."""
-        config = self.config()
-        return load_federation(config.data, config.seed)
-
-    def run(
-        self,
-        folder: Path,
-        *more: str,
-        method: Method | None = None,
-        resume: bool = False,
-        observers: tuple[Observer, ...] = (),
-        engine: type[LocalEngine] = LocalEngine,
-    ) -> Path:
-        """Run it in a folder, with another method in its place where one is given."""
-        config = self.config(*more)
-        federation = load_federation(config.data, config.seed)
-        config = decided_by_data(config, federation)
-        known = method or get_method(config.method)
-        Run(config, known, federation, folder, observers, engine=engine).execute(resume)
-        return folder
 
 
 def check_run(subject: Subject, folder: Path) -> None:
     """A run ends, with finite weights."""
-    found = all_state(subject.run(folder / "plain"))
-    broken = [name for name, tensor in found.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    assert not broken, f"weights are not finite: {broken[:3]}"
+    assert_finite(subject.run(folder / "plain"))
 
 
 def check_resume(subject: Subject, folder: Path) -> None:
@@ -119,16 +62,10 @@ def overheard(subject: Subject, folder: Path, *more: str) -> dict[str, set[str]]
     return heard
 
 
-def _sheet(subject: Subject) -> dict[str, dict[str, str]]:
-    """What a subject's sites disclose."""
-    config = subject.config()
-    return get_method(config.method).client_class(config).discloses
-
-
 def check_replies(subject: Subject, folder: Path) -> None:
     """Sites reply with all that the disclosure sheet names, and nothing else."""
     heard = overheard(subject, folder / "replies")
-    sheet = _sheet(subject)
+    sheet = subject.sheet()
     told = {action: set(entries) for action, entries in sheet.items() if entries}
     assert heard == told, f"sites replied {heard}, but `discloses` names {told}"
     silent = [f"{action}.{entry}" for action, entries in sheet.items() for entry, text in entries.items() if not text]
@@ -137,15 +74,14 @@ def check_replies(subject: Subject, folder: Path) -> None:
 
 def check_trouble(fault: str, subject: Subject, folder: Path) -> None:
     """A site that is lost, or sends NaN, is left out of its round, and the run goes on."""
-    if not _sheet(subject):
+    if not subject.sheet():
         raise Skipped("its sites send nothing")
     site = subject.federation().training_sites()[-1].name
     method = with_client(get_method(subject.config().method), partial(faulty, fault=fault, site=site))
     subject.run(folder / fault, method=method)
     first, second = events(folder / fault, "round")
     assert list(first["missing"]) == [site] and not second["missing"], f"left out of round 1: {list(first['missing'])}"
-    found = all_state(folder / fault).values()
-    assert all(torch.isfinite(tensor).all() for tensor in found if tensor.is_floating_point()), "NaN reached the model"
+    assert_finite(folder / fault)
 
 
 def check_hooks(subject: Subject, folder: Path) -> None:
@@ -184,6 +120,10 @@ CHECKS: dict[str, Callable[[Subject, Path], None]] = {
     "a lost site is survived": partial(check_trouble, "lost"),
     "a site that sends NaN is left out": partial(check_trouble, "nan"),
     "hooks read nothing on the host": check_hooks,
+    "nothing of few images leaves a site under privacy.least": check_least,
+    "secure sums give the same model": check_sums,
+    "differential privacy holds with it": check_private,
+    "images with masks are segmented": check_masks,
     "a round on Flower gives the bits of a local one": check_flower,
 }
 

@@ -1,15 +1,82 @@
-"""From a user's file to what is checked: each plug-in in it, put into a tiny run."""
+"""What is checked: each plug-in of a user's file, put into a tiny run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from equipoise.checks.battery import Subject
 from equipoise.components import get_component
+from equipoise.contract.config import Config
+from equipoise.contract.method import Method
 from equipoise.core.errors import UserError
 from equipoise.core.outside import find
 from equipoise.core.plugins import GROUPS, is_plugin
+from equipoise.data import Federation, load_federation
+from equipoise.engine.local_engine import LocalEngine
+from equipoise.engine.loop import Observer, Run
+from equipoise.engine.runs import decided_by_data, make_config
 from equipoise.methods import get_method
+
+#: a federation and a run that take a second
+TINY = (
+    "train.rounds=2",
+    "train.epochs=1",
+    "train.batch_size=8",
+    "data.phantom.images=160",
+    "data.phantom.sites=3",
+    "data.phantom.classes=4",
+    "data.phantom.size=16",
+    "augment.name='flips'",
+)
+
+
+class Skipped(Exception):
+    """A check that does not apply, and why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: a method under settings, which may name other plug-ins."""
+
+    method: str
+    settings: tuple[str, ...] = ()
+
+    def config(self, *more: str) -> Config:
+        """The config of a tiny run."""
+        return make_config(None, [*TINY, *self.settings, *more], method=self.method)
+
+    def federation(self, *more: str) -> Federation:
+        """The data of the tiny runs."""
+        config = self.config(*more)
+        return load_federation(config.data, config.seed)
+
+    def sheet(self) -> dict[str, dict[str, str]]:
+        """What its sites disclose."""
+        config = self.config()
+        return get_method(config.method).client_class(config).discloses
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it brings images, in place of the phantom."""
+        return any(setting.startswith("data.name=") for setting in self.settings)
+
+    def run(
+        self,
+        folder: Path,
+        *more: str,
+        method: Method | None = None,
+        resume: bool = False,
+        observers: tuple[Observer, ...] = (),
+        engine: type[LocalEngine] = LocalEngine,
+    ) -> Path:
+        """Run it in a folder, with another method in its place where one is given."""
+        config = self.config(*more)
+        federation = load_federation(config.data, config.seed)
+        config = decided_by_data(config, federation)
+        known = method or get_method(config.method)
+        Run(config, known, federation, folder, observers, engine=engine).execute(resume)
+        return folder
 
 
 def subjects_of(name: str) -> Iterator[tuple[str, Subject]]:

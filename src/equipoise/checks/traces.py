@@ -48,3 +48,10 @@ def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
     assert first.keys() == second.keys(), f"one state lacks {sorted(first.keys() ^ second.keys())[:5]}"
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert not different, f"differ: {different[:5]}"
+
+
+def assert_finite(folder: Path) -> None:
+    """No tensor of server and sites holds NaN or infinity."""
+    found = all_state(folder)
+    broken = [name for name, tensor in found.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    assert not broken, f"weights are not finite: {broken[:3]}"

@@ -47,6 +47,7 @@ def check(
     """Example: equipoise check my_method.py
 
     Try on a plug-in what every method keeps: resume, workers, replies, lost sites, NaN, host reads, a round on Flower.
+    It is also tried with privacy.least, secure sums and differential privacy, and on images with masks.
 
     Exit code 1: something is not kept.
     """

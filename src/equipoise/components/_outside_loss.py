@@ -26,8 +26,9 @@ def loss_component(name: str) -> Component:
         """Trains by this loss."""
 
         def supervised(self, logits: Tensor, labels: Tensor) -> Tensor:
-            given = (logits, labels, self.class_counts)[:takes]
-            return loss(*given)
+            given = (logits, labels.long(), self.class_counts)[:takes]  # masks come as bytes
+            found: Tensor = loss(*given)
+            return found
 
     class OutsideLoss(Component):
         """A loss from outside."""
