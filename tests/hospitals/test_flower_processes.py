@@ -22,7 +22,16 @@ from equipoise.hospitals.deployment_files import LEAST
 from equipoise.hospitals.pilot import start_site
 from equipoise.hospitals.processes import Child
 from equipoise.hospitals.security import new_key_pair
-from harness import TINY, assert_same_bits, events, run_tiny, server_state, site_states, tiny_config
+from harness import (
+    TINY,
+    assert_same_bits,
+    events,
+    run_tiny,
+    server_state,
+    site_states,
+    tiny_config,
+    with_lost_site,
+)
 
 METHODS = ("fedavg", "fediic", "prr", "fedbm", "fedbn+margins+npr", "fedavg+cpa+deputy+fourier+local-norm")
 #: what hospitals hold back unless told otherwise
@@ -231,3 +240,32 @@ def test_a_pilot_with_secure_sums_has_the_bits_of_the_simulation(tmp_path):
     local = run_tiny(tmp_path / "local", "fedavg", *secure, LIMIT)
     assert_same_bits(server_state(local), server_state(apart))
     assert events(local, "evaluation") == events(apart, "evaluation")
+
+
+@pytest.mark.slow
+@slow
+def test_a_site_killed_within_a_secure_sum_is_taken_out_of_it(tmp_path):
+    """It has given shares of its keys, and dies while it trains; the other three open the sum of theirs."""
+    settings = ("privacy.secure_sums=true", "data.phantom.sites=4", "data.phantom.images=200", "evaluation.every=2")
+    four, stuck = lay_out_consortium(tmp_path / "four", "fedavg", settings=settings, timeout=30.0), tmp_path / "stuck"
+    with running(four):
+        four.sites["site 2"].stop()
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("stuck_site.py")),
+            str(four.files["site 2"]),
+            str(stuck),
+        ]
+        four.sites["site 2"] = Child(command, tmp_path / "log")
+
+        def kill() -> None:
+            wait_for(stuck.exists, LONG, "the training of round 2")
+            os.kill(four.sites["site 2"].process.pid, signal.SIGKILL)
+
+        killer = Thread(target=kill)
+        killer.start()
+        apart = four.run(tiny_config("fedavg", *settings), tmp_path / "apart")
+        killer.join()
+    local = run_tiny(tmp_path / "local", with_lost_site("fedavg", "site 2", 2), *settings, LIMIT)
+    assert [list(event["missing"]) for event in events(apart, "round")] == [[], ["site 2"]]
+    assert_same_bits(server_state(local), server_state(apart))

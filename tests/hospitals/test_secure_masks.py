@@ -34,7 +34,7 @@ from equipoise.hospitals.parcels import Parcel, open_parcel, prepare, seal
 from equipoise.hospitals.pilot import lay_out
 from equipoise.hospitals.security import signed_by
 from equipoise.hospitals.site import identity_of
-from equipoise.hospitals.sum_desk import KEYS, SUM_ACTIONS, Identity, RefusedSum, SumDesk
+from equipoise.hospitals.sum_desk import KEYS, OPEN, SUM_ACTIONS, Identity, RefusedSum, SumDesk
 from harness import assert_same_bits, events, run_tiny, server_state, tiny_config, with_lost_site
 from postbox import Hospitals, Postbox
 
@@ -133,6 +133,19 @@ def test_a_sum_is_opened_for_one_set_of_sites_alone(tmp_path):
     for wrong in (["a", "b", "c", "d"], ["a", "b"], ["b", "c", "d"], ["a", "b", "x"]):
         with pytest.raises(RefusedSum):
             desk.open("1", wrong)
+
+
+def test_equal_numbers_are_added_up_over_one_set_of_sites_alone(tmp_path):
+    """The difference of two sums would show what the site sent that is in one of them."""
+    sites = Consortium(tmp_path, "a", "b", "c", "d")
+    desk = sites.desks["a"]
+    for number, work in (("1", "round 1"), ("2", "round 1"), ("3", "round 2")):
+        _, shares = sites.upto_shares(number)
+        desk.masked(number, "question", shares["a"], torch.arange(5), work)
+    assert desk.open("1", ["a", "b", "c", "d"])
+    with pytest.raises(RefusedSum, match="added up over a, b, c, d before"):
+        desk.open("2", ["a", "b", "c"])
+    assert desk.open("3", ["a", "b", "c"])
 
 
 def test_a_site_takes_no_part_with_sites_that_it_does_not_know(tmp_path):
@@ -281,3 +294,28 @@ def test_a_site_finds_its_peers_keys_in_a_folder_and_knows_no_others(tmp_path):
     assert signed_by(identity.peers("site 2")[0], signature, b"text")
     assert not signed_by(identity.peers("site 3")[0], signature, b"text")
     assert identity_of(known, insecure=True).sign is None
+
+
+def test_a_resumed_run_shows_no_difference_of_two_sums(tmp_path):
+    """The server died after it had opened a sum over four sites. It goes on without one of them, and then with it."""
+
+    class Dies(Postbox):
+        opened = 0
+
+        def carry(self, site, parcel):
+            reply = super().carry(site, parcel)
+            Dies.opened += parcel.header["action"] == OPEN
+            if Dies.opened == 8:  # four about the first model, four about the training
+                raise ConnectionAbortedError
+            return reply
+
+    class Away(Postbox):
+        def carry(self, site, parcel):
+            return SiteFailure("away") if site == "site 2" else super().carry(site, parcel)
+
+    with pytest.raises(ConnectionAbortedError):
+        Hospitals(tmp_path, "fedavg", *SECURE, post=Dies).run()
+    with pytest.raises(UserError, match="added up over site 1, site 2, site 3, site 4 before"):
+        Hospitals(tmp_path, "fedavg", *SECURE, post=Away).run(resume=True)
+    folder = Hospitals(tmp_path, "fedavg", *SECURE).run(resume=True)
+    assert_same_bits(server_state(run_tiny(tmp_path / "local", "fedavg", *SECURE)), server_state(folder))

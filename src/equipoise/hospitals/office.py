@@ -271,7 +271,7 @@ class Office:
         )
         if work.slot.private is not None:
             # Equal work gets equal noise: a repeated round reveals nothing more. Another model gets other noise.
-            work.slot.private.occasion = digest_of({name: header[name] for name in OCCASION})
+            work.slot.private.occasion = occasion_of(header)
             self._account(work, header, request, work.slot.private.occasion)
         elsewhere = self._data(work, request.data) if request.data else None
         asked = with_single(request, work.setting.task.dense)
@@ -325,7 +325,7 @@ class Office:
         except TooLarge as problem:
             raise Refused(f"{header['action']}: {problem}") from None
         masked = self._desk(records, header).masked(
-            str(asked["number"]), header["identity"], dict(asked["shares"]), vector
+            str(asked["number"]), header["identity"], dict(asked["shares"]), vector, _work_of(header)
         )
         seconds = {name: value for name, value in outcome.facts.items() if name == "seconds"}
         return Outcome({MASKED: masked, COLUMNS: words}, outcome.kept, {}, seconds)
@@ -423,6 +423,17 @@ def _parse(text: str, allowed: Sequence[str]) -> Config:
         return parse_config(raw, option_tables(raw), "the server's config")
     except UserError as problem:
         raise Refused(str(problem)) from None
+
+
+def occasion_of(header: Mapping[str, Any]) -> str:
+    """Identifies what a message asks to start from."""
+    return digest_of({name: header[name] for name in OCCASION})
+
+
+def _work_of(header: Mapping[str, Any]) -> str:
+    """Identifies what a message asks for: equal messages of a repeated round have equal answers."""
+    fields = {name: header[name] for name in ("action", "round", "index", "measure", "views", "data")}
+    return digest_of({**fields, "of": occasion_of(header)})
 
 
 def _client(config: Config) -> type:

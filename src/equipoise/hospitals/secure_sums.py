@@ -151,7 +151,8 @@ class SummingHospitals(Hospitals):
         places = {site: place for place, site in enumerate(sorted(keys))}
         least = threshold(len(keys))
         if len(told) < least:
-            raise NotOpened(f"{len(told)} of {least} sites gave the shares that open the secure sum")
+            why = "".join(f"; {site}: {failure}" for site, failure in [*mute.items()][:1])
+            raise NotOpened(f"{len(told)} of {least} sites gave the shares that open the secure sum{why}")
         givers = sorted(told)[:least]
         size = len(next(iter(masked.values()))[1])
         total = torch.zeros(size, dtype=torch.int64)

@@ -112,11 +112,12 @@ class SumDesk:
         told_before: dict[str, str] = known["told"]
         return told_before
 
-    def masked(self, number: str, identity: str, shares: Mapping[str, str], vector: Tensor) -> Tensor:
+    def masked(self, number: str, identity: str, shares: Mapping[str, str], vector: Tensor, work: str = "") -> Tensor:
         """The site's numbers under masks, once for each sum.
 
         Args:
             identity: of the question; a lost reply is not made again
+            work: what the numbers follow from; equal work, in a round that is repeated, has equal numbers
             shares: what the other sites of the sum sent to this one
         """
         known = self._known(number)
@@ -134,7 +135,7 @@ class SumDesk:
                 known["held"][site] = share.hex()
         except (InvalidTag, ValueError):
             raise RefusedSum("the shares of another site are damaged") from None
-        self._write(number, known | {"used": identity, "sites": sites})
+        self._write(number, known | {"used": identity, "sites": sites, "work": work})
         total = vector + own_mask(bytes.fromhex(known["own"]), number, len(vector))
         private = bytes.fromhex(known["mask"])
         for site in sites:
@@ -156,12 +157,25 @@ class SumDesk:
             raise RefusedSum(f"a sum over {len(survivors)} of {len(known['keys'])} sites is not opened")
         if known.setdefault("survivors", survivors) != survivors:
             raise RefusedSum("this sum was opened for other sites before")
+        self._open_once(known["work"], survivors)
         self._write(number, known)
         held = {site: bytes.fromhex(known["held"][site]) for site in sites}
         return {
             site: (share[SHARE_BYTES:] if site in survivors else share[:SHARE_BYTES]).hex()
             for site, share in held.items()
         }
+
+    def _open_once(self, work: str, survivors: list[str]) -> None:
+        """Refuse to add the same numbers up over other sites than before: the difference shows single sites."""
+        path = self.folder / "opened" / f"{safe_name(work)}.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if work and path.exists() else survivors
+        if before != survivors:
+            raise RefusedSum(
+                f"these numbers were added up over {', '.join(before)} before, and a sum over other sites would show "
+                "what single ones sent. Resume when all of these sites are connected"
+            )
+        if work and not path.exists():
+            write_text(path, json.dumps(survivors))
 
     def _check_keys(self, number: str, keys: Mapping[str, Mapping[str, str]]) -> None:
         """Refuse keys of too few sites, other keys than this site's, and keys that no site of the consortium signed."""
