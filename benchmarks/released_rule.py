@@ -36,7 +36,7 @@ def rounds(run: RunRecord) -> dict[str, Any]:
     """The round that was reported and the one of the released rule, each with its macro F1."""
     scored = run.evaluations[(run.evaluations["part"] == "valid") & (run.evaluations["view"] == "global")]
     scored = scored.set_index("round").fillna(dict.fromkeys(METRICS, 0.0))
-    merit = scored[METRICS].sum(axis=1) + [precision(run.line(offset)["confusion"]) for offset in scored["offset"]]
+    merit = scored[METRICS].sum(axis=1) + [precision(line["confusion"]) for line in run.lines(scored["offset"])]
     chosen = {"ours": run.selections[0].round, "released": int(merit[merit.index > 0].idxmax())}
     f1 = scored["macro_f1"]
     return {
