@@ -2,7 +2,7 @@
 
     python benchmarks/equivalence.py [--methods a,b] [--net NAME] [--quick] [--out results/benchmarks]
 
-For each method, after one step and after two rounds of 20: the cohort (8 slots, captured; graphs captured at one site
+For each method, after one step and after two rounds of 20: the GPU (8 slots, captured; graphs captured at one site
 and replayed at others) against one slot run eagerly, one captured slot against it, and, for scale, an eager run with
 another summation order (channels-last). Relative distances over all server and site tensors. The last row is FedAvg
 with images paged in from the host against images that stay on the device.
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--methods", default="")
     parser.add_argument("--net", default="small-cnn")
-    parser.add_argument("--quick", action="store_true", help="only 20 steps, only the cohort against eager")
+    parser.add_argument("--quick", action="store_true", help="only 20 steps, only the GPU against eager")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How fast sites train on one GPU: the engine's cohort beside the usual eager loop, in one run, as ratios.
+"""How fast sites train on one GPU: the engine's slots beside the usual eager loop, in one run, as ratios.
 
     python benchmarks/gpu.py [--quick] [--only NAME] [--epochs 2] [--sharing] [--out results/benchmarks]
 

@@ -23,7 +23,7 @@ from equipoise.contract.server import State
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Site
-from equipoise.engine.cohort import Cohort
+from equipoise.engine.gpu_place import GpuPlace
 from equipoise.engine.loop import Run
 from equipoise.engine.pool import Pool
 from equipoise.engine.slot import Request
@@ -473,7 +473,7 @@ def test_on_a_gpu_sites_with_the_most_images_take_slots_first_and_keep_their_pla
         setting=SimpleNamespace(config=tiny_config("fedavg")), data=lambda name: SimpleNamespace(site=sites[name])
     )
     requests = [Request("train", name, 1) for name in sites]
-    ordered = Cohort(engine, None)._longest_first(requests)
+    ordered = GpuPlace(engine, None)._longest_first(requests)
     sizes = [sum(map(len, sites[request.site].splits.values())) for _, request in ordered]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 1
     assert [requests[place] for place, _ in ordered] == [request for _, request in ordered]
@@ -481,13 +481,13 @@ def test_on_a_gpu_sites_with_the_most_images_take_slots_first_and_keep_their_pla
 
 def test_on_a_gpu_sites_come_back_to_the_slot_that_they_had():
     engine = SimpleNamespace(setting=SimpleNamespace(config=tiny_config("fedavg", "compute.slots=2")))
-    cohort = Cohort(engine, None)
-    first, second = cohort.slots = [object(), object()]
-    cohort.homes = {"a": first, "b": second}
+    place = GpuPlace(engine, None)
+    first, second = place.slots = [object(), object()]
+    place.homes = {"a": first, "b": second}
 
     def choose(names, busy=()):
         waiting = [(place, Request("train", name, 1)) for place, name in enumerate(names)]
-        return cohort._free_slot([(slot, 0, iter(())) for slot in busy], waiting)
+        return place._free_slot([(slot, 0, iter(())) for slot in busy], waiting)
 
     assert choose("ab") is first and choose("ba") is second
     assert choose("cab") is first, "both are somebody's"

@@ -15,7 +15,7 @@ from equipoise.contract.method import Batch, Setting
 from equipoise.contract.private_steps import Budget, PrivateSteps, noisy_counts, source
 from equipoise.core.errors import UserError
 from equipoise.data.augment import build_augmentation
-from equipoise.engine.cohort import CapturedSteps
+from equipoise.engine.gpu_place import CapturedSteps
 from equipoise.engine.private import CERTIFICATE, PrivateSite, budget_of, epsilon_of_releases, epsilon_of_steps
 from equipoise.engine.training import SiteData, _make_chunk
 from equipoise.methods import get_method

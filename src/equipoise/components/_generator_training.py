@@ -151,7 +151,7 @@ def norm_inputs(net: nn.Module) -> Iterator[list[tuple[Tensor, Tensor, Tensor, T
         seen.append((*moments.channel_moments(maps), layer.running_mean, layer.running_var))
 
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
-    hooks = [part.register_forward_pre_hook(note) for part in net.modules() if isinstance(part, kinds)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in net.modules() if isinstance(layer, kinds)]
     try:
         yield seen
     finally:

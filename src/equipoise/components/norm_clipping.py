@@ -25,25 +25,25 @@ class NormClippingServer(ServerSide):
         travels = self.server.state.model
         statistics = set(groups(self.server.new_net())["statistics"])
         floats = [name for name, value in travels.items() if value.is_floating_point()]
-        self.parts = [
+        self.halves = [
             [name for name in floats if name not in statistics],
             [name for name in floats if name in statistics],
         ]
 
     def merge(self, updates: Replies, number: int) -> Tensors:
-        shares = [self.shares(updates, part, fixed) for part, fixed in zip(self.parts, (self.options.largest, None))]
+        shares = [self.shares(updates, names, fixed) for names, fixed in zip(self.halves, (self.options.largest, None))]
         return weighted_mean_by_name(self.clipped(updates, shares), site_weights(updates, self.weighting))
 
-    def shares(self, updates: Replies, part: list[str], fixed: float | None) -> list[float]:
+    def shares(self, updates: Replies, names: list[str], fixed: float | None) -> list[float]:
         """The remaining share of each site's update: 1 up to the largest length."""
-        lengths = [self.length(reply, part) for reply in updates]
+        lengths = [self.length(reply, names) for reply in updates]
         largest = fixed if fixed is not None else self.options.multiple * median(lengths)
         return [largest / length if length > largest else 1.0 for length in lengths]
 
-    def length(self, reply: Reply, part: list[str]) -> float:
+    def length(self, reply: Reply, names: list[str]) -> float:
         """How far a site has moved some entries of the model that it was sent."""
         sent = self.server.state.model
-        moved = [torch.linalg.vector_norm(reply["model"][name].double() - sent[name].double()) for name in part]
+        moved = [torch.linalg.vector_norm(reply["model"][name].double() - sent[name].double()) for name in names]
         return float(torch.stack(moved).square().sum().sqrt()) if moved else 0.0
 
     def clipped(self, updates: Replies, shares: list[list[float]]) -> Iterator[Tensors]:
@@ -51,7 +51,7 @@ class NormClippingServer(ServerSide):
         sent: Mapping[str, Tensor] = self.server.state.model
         for place, reply in enumerate(updates):
             model = dict(reply["model"])
-            for part, left in zip(self.parts, shares):
+            for part, left in zip(self.halves, shares):
                 if left[place] < 1:
                     model |= {name: torch.lerp(sent[name], model[name], left[place]) for name in part}
             yield model

@@ -29,9 +29,7 @@ class NprSite(SiteSide):
     """Finds sub-clusters before each training, and adds their pull to the loss."""
 
     def build(self) -> None:
-        nets = [
-            part for module in self.client.workplace.modules() for part in module.modules() if isinstance(part, Net)
-        ]
+        nets = [net for module in self.client.workplace.modules() for net in module.modules() if isinstance(net, Net)]
         if not nets:
             raise self._unfit("has no net with features")
         shape = (self.num_classes, self.options.clusters, nets[0].feature_size)

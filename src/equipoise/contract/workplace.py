@@ -111,10 +111,10 @@ class Workplace:
         self._fixed = [dict(vars(holder)) for holder in self.holders]
 
     def _trained_modules(self) -> list[nn.Module]:
-        """The modules with parameters that train, none of which is part of another."""
+        """The modules with parameters that train, none of which lies in another."""
         trained = {id(parameter) for phase in self.phases.values() for parameter in phase.optimiser.parameters}
         found = [m for m in dict.fromkeys(self.modules()) if any(id(p) in trained for p in m.parameters())]
-        inner = {part for module in found for part in module.modules() if part is not module}
+        inner = {layer for module in found for layer in module.modules() if layer is not module}
         return [module for module in found if module not in inner]
 
     # ---- between asks -----------------------------------------------------------------------------
@@ -148,9 +148,9 @@ class Workplace:
         for module in self.modules():
             module.train(training and module not in self.references)
             if training and norm == "eval":
-                for part in module.modules():
-                    if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                        part.eval()
+                for layer in module.modules():
+                    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                        layer.eval()
 
     @property
     def examples(self) -> int:

@@ -15,8 +15,8 @@ from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Ask, PerSite, SiteFailure, Value, payload_bytes
 from equipoise.core.device_names import places_of_run
 from equipoise.data.federation import Federation, Site
-from equipoise.engine.cohort import Cohort
 from equipoise.engine.engine import Engine, Outcomes, Place, shared_part
+from equipoise.engine.gpu_place import GpuPlace
 from equipoise.engine.payload_files import SpilledPayload, safe_name, write_payload
 from equipoise.engine.pool import TRAINING_COST, Pool
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot
@@ -64,7 +64,7 @@ class LocalEngine(Engine):
         if self.setting.device.type == "cuda":
             self._data: dict[str, SiteData] = {}
             self.states.budget = DEVICE_STATES
-            return Cohort(self, partial(new_slot, self.method, self.setting))
+            return GpuPlace(self, partial(new_slot, self.method, self.setting))
         return _InProcess(self) if compute.workers == 1 else Pool(self, ["cpu"])
 
     def __exit__(self, *_: object) -> None:

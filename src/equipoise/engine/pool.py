@@ -1,7 +1,7 @@
 """Worker processes: sites take turns on them, or are dealt to one process for each of several devices.
 
-Payloads and states travel as files. Each worker drives its requests with a local engine: on one slot on a CPU, on a
-cohort of slots on a GPU.
+Payloads and states travel as files. Each worker drives its requests with a local engine: on one slot on a CPU, on
+several on a GPU.
 """
 
 from __future__ import annotations

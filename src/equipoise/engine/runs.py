@@ -54,11 +54,11 @@ def make_config(source: str | None = None, settings: Sequence[str] = (), where: 
     config = parse_config(raw, option_tables(raw), where)
     table = short_name(name)
     config = _suited(
-        config, {table: get_method(name).options} | {get_component(part).name: get_component(part) for part in added}
+        config, {table: get_method(name).options} | {get_component(each).name: get_component(each) for each in added}
     )
     options = {table: all_options(name, config.methods.get(table, {}))}
-    parts = [component_of(part, config) for part in added if part != "npr"]
-    options |= {component.name: written(component) for component in parts}
+    components = [component_of(each, config) for each in added if each != "npr"]
+    options |= {component.name: written(component) for component in components}
     tables = config.methods | {key: table for key, table in options.items() if table}
     config = config.model_copy(update={"methods": dict(sorted(tables.items())), "plugins": _hashes(config)})
     get_method(name).components_of(config)  # settings that do not fit together fail here, before anything is written
@@ -113,7 +113,7 @@ def _composition_split(raw: Mapping[str, Any]) -> dict[str, Any]:
     name, *more = str(raw.get("method", Config.model_fields["method"].default)).split("+")
     named = raw.get("components", ())
     if isinstance(named, str):
-        named = [part.strip() for part in named.split(",") if part.strip()]
+        named = [each.strip() for each in named.split(",") if each.strip()]
     if not isinstance(named, Sequence):
         raise UserError(f'components = {named!r}: expected a list of names, such as ["margins", "npr"]')
     added = sorted({*map(str, named), *more})
@@ -161,7 +161,7 @@ def refuse_twice(settings: Sequence[str], options: Mapping[str, Any]) -> None:
 def refuse_idle_options(settings: Sequence[str], method: str, components: Sequence[str] = ()) -> None:
     """Refuse `key=value` settings that are options of a method or a component which is not in the run."""
     name, *more = method.split("+")
-    used = {"npr", *(get_component(part).name for part in (*components, *more)), *loss_names().values()}
+    used = {"npr", *(get_component(each).name for each in (*components, *more)), *loss_names().values()}
     for setting in settings:
         table = setting.partition(".")[0].strip()
         if table in method_names() and table != name:

@@ -164,10 +164,10 @@ def _shapes(batch: Batch) -> tuple[Any, ...]:
 
 
 #: those of all runs that share this process
-COHORTS: WeakSet[Cohort] = WeakSet()
+GPU_PLACES: WeakSet[GpuPlace] = WeakSet()
 
 
-class Cohort:
+class GpuPlace:
     """Runs requests on as many slots as fit, steps issued in turn."""
 
     def __init__(self, engine: Any, new_slot: Callable[[CapturedSteps], Slot]):
@@ -176,7 +176,7 @@ class Cohort:
         self.slots: list[Slot] = []
         self.homes: dict[str, Slot] = {}
         self._cleared = 0
-        COHORTS.add(self)
+        GPU_PLACES.add(self)
         self.warm_up = WarmUp()
         self.wanted = engine.setting.config.compute.slots
         _set_precision(engine.setting.config.compute)
@@ -278,7 +278,7 @@ class Cohort:
 def _another_fits() -> bool:
     """Whether a slot of the usual size fits, by the memory that all slots of this process take."""
     free, total = torch.cuda.mem_get_info()
-    slots = sum(len(cohort.slots) for cohort in COHORTS)
+    slots = sum(len(place.slots) for place in GPU_PLACES)
     return (total - free) / slots < MEMORY_SHARE * free
 
 
