@@ -26,7 +26,7 @@ import torch
 from equipoise.nets import build_net
 try:
     from equipoise.components._fourier_merging import layer_kinds, merge_deputies
-    from equipoise.contract.config import NetConfig
+    from equipoise.nets.net_config import NetConfig
     from equipoise.contract.protocol import Replies, Reply
 except ImportError:  # before the components
     from equipoise.config import NetConfig

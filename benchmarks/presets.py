@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract.config import preset_names, read_raw
+from equipoise.contract.config_files import preset_names, read_raw
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import make_config, prepare_run
 from equipoise.report import read_run

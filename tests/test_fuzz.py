@@ -18,7 +18,8 @@ from hypothesis import strategies as some
 
 from equipoise.api import load_result
 from equipoise.cli.app import main
-from equipoise.contract.config import Config, parse_config, read_raw
+from equipoise.contract.config import Config
+from equipoise.contract.config_files import parse_config, read_raw
 from equipoise.core.errors import is_users
 from equipoise.core.table import dotted
 from equipoise.data import DataConfig, load_federation

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 import equipoise
-from equipoise.contract.config import override
+from equipoise.contract.config_files import override
 from equipoise.core.errors import UserError
 from equipoise.data import sources
 from equipoise.metrics import METRICS

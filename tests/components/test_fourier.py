@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from composed import answered, server_of, setting_of
 from equipoise.components._fourier_merging import layer_kinds, merge_deputies
-from equipoise.contract.config import NetConfig
 from equipoise.contract.protocol import PerSite, Replies, Reply
 from equipoise.nets import build_net
 from equipoise.nets.dense import DenseNet
+from equipoise.nets.net_config import NetConfig
 from harness import assert_same_bits, run_tiny, server_state, site_states
 
 NO_CPA = ("prr.cpa_global=false", "prr.cpa_local=false")

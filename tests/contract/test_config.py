@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from equipoise.contract.config import Config, override, read_raw
+from equipoise.contract.config import Config
+from equipoise.contract.config_files import override, read_raw
 from equipoise.core.errors import UserError
 from equipoise.engine.runs import choose_device, make_config
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from clients import new_client, noise_batch
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.optimiser import Optimiser, _laid_out_like, clip_by_norm
+from equipoise.contract.tables import OptimiserConfig
 
 CLIP = 1.0
 

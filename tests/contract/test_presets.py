@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from equipoise.cli.app import app
-from equipoise.contract.config import preset_names
+from equipoise.contract.config_files import preset_names
 from equipoise.engine.runs import make_config
 from equipoise.methods import get_method
 from equipoise.studies.study_file import load_study

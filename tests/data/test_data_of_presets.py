@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
-from equipoise.contract.config import preset_names, read_raw
+from equipoise.contract.config_files import preset_names, read_raw
 from equipoise.data import load_federation
 from equipoise.engine.runs import make_config
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.cli import app as cli
-from equipoise.contract.config import override
+from equipoise.contract.config_files import override
 from equipoise.core.version import __version__
 from equipoise.engine import tracking
 from equipoise.engine.loop import Run

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("opacus")
 
-from equipoise.contract.config import PrivacyConfig
+from equipoise.contract.tables import PrivacyConfig
 from equipoise.engine.disclosure import DESCRIBE
 from equipoise.hospitals.descriptions import describe
 from equipoise.hospitals.office import Refused

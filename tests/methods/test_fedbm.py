@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from composed import client_of, server_of, setting_of
-from equipoise.contract.config import preset_names
+from equipoise.contract.config_files import preset_names
 from equipoise.contract.protocol import Replies
 from equipoise.core.errors import UserError
 from equipoise.data import load_federation

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from closeness import assert_alike
-from equipoise.contract.config import override
+from equipoise.contract.config_files import override
 from equipoise.studies import load_study
 from equipoise.studies.archive import ARCHIVE, pack, unpack
 from equipoise.studies.results import collect

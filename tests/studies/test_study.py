@@ -231,7 +231,7 @@ def test_on_a_common_set_the_global_model_is_chosen_by_where_the_rows_settings_g
     ).filter(lambda value: isinstance(value, dict))
 )
 def test_nested_tables_survive_as_settings(table):
-    from equipoise.contract.config import override
+    from equipoise.contract.config_files import override
 
     assert override({}, list(as_settings(table))) == table
 

@@ -14,7 +14,7 @@ import tomli_w
 from PIL import Image
 
 from equipoise.cli import app as cli
-from equipoise.contract.config import override
+from equipoise.contract.config_files import override
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.studies import database
 from equipoise.studies.checks import is_finished

@@ -179,7 +179,7 @@ def presets() -> None:
 
     List the presets, with their data.
     """
-    from equipoise.contract.config import preset_names, read_raw
+    from equipoise.contract.config_files import preset_names, read_raw
 
     known = modules_in("data/sources")
     rows = []

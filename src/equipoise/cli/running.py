@@ -193,7 +193,7 @@ def compare(
         report([Path(name) for name in methods], out)
         return
     from equipoise.api import compare as compare_methods
-    from equipoise.contract.config import override
+    from equipoise.contract.config_files import override
     from equipoise.core.table import dotted
     from equipoise.engine.runs import refuse_twice
 

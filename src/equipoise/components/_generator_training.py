@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.repeat import Repeated
 from equipoise.contract.setting import Setting
+from equipoise.contract.tables import OptimiserConfig
 from equipoise.data.augment.draws import WHITE
 from equipoise.losses import diversity, norm_statistics_gap
 from equipoise.nets import Net

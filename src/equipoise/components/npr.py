@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.contract.component import Batch, Component, SiteSide
-from equipoise.contract.config import NprConfig
 from equipoise.contract.protocol import Payload, Scan, Tensors, Work
+from equipoise.contract.tables import NprConfig
 from equipoise.core.errors import UserError
 from equipoise.losses import subcluster_regularisation, subcluster_scores
 from equipoise.nets import Net

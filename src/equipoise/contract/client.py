@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import Action, Payload, Train, Work
 from equipoise.contract.setting import Setting
+from equipoise.contract.tables import OptimiserConfig
 from equipoise.contract.workplace import Phase, Workplace
 from equipoise.losses import cross_entropy
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.contract.config import OptimiserConfig
+from equipoise.contract.tables import OptimiserConfig
 
 #: AdamW's weight decay is no part of the gradient, which Adam would make as long as any other
 ADAMS = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}

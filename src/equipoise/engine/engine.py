@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from equipoise.contract.config import LEAST_SUMMED
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.notes import Values, added
 from equipoise.contract.protocol import (
@@ -32,6 +31,7 @@ from equipoise.contract.protocol import (
     payload_bytes,
     signature,
 )
+from equipoise.contract.tables import LEAST_SUMMED
 from equipoise.engine.payload_files import write_payload
 from equipoise.engine.slot import EVALUATE, Outcome, Request
 from equipoise.engine.states import Versions

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from equipoise.contract.config import Config, PrivacyConfig
+from equipoise.contract.config import Config
 from equipoise.contract.method import Client, Method, Setting
 from equipoise.contract.private_steps import Budget, Key, noisy_confusion, noisy_counts, source
 from equipoise.contract.protocol import Tensors
+from equipoise.contract.tables import PrivacyConfig
 from equipoise.core.errors import UserError
 from equipoise.core.extras import imported
 from equipoise.data.federation import Federation

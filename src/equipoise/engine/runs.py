@@ -11,7 +11,8 @@ import torch
 
 from equipoise.components import component_names, component_of, defaults_of, get_component, loss_names
 from equipoise.contract.component import Options
-from equipoise.contract.config import Config, override, parse_config, read_raw
+from equipoise.contract.config import Config
+from equipoise.contract.config_files import override, parse_config, read_raw
 from equipoise.core.device_names import places_of_run
 from equipoise.core.errors import UserError, parse_toml
 from equipoise.core.outside import short_name

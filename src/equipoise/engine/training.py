@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.contract.config import TrainConfig
 from equipoise.contract.method import Batch, Client, PerBatch
 from equipoise.contract.protocol import Evaluate, Scan, Tensors, Train
+from equipoise.contract.tables import TrainConfig
 from equipoise.core.streams import generator
 from equipoise.data.augment import Augmentation
 from equipoise.data.federation import Site, Split

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.contract.config import Config, parse_config
+from equipoise.contract.config import Config
+from equipoise.contract.config_files import parse_config
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Diverged, Payload, SiteFailure
 from equipoise.core.errors import UserError

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.contract.config import LEAST_SUMMED
 from equipoise.contract.protocol import Ask, SiteFailure
+from equipoise.contract.tables import LEAST_SUMMED
 from equipoise.engine.engine import Outcomes
 from equipoise.engine.slot import Outcome, Request
 from equipoise.engine.summing import measured_by, together

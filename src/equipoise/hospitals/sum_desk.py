@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from equipoise.contract.config import LEAST_SUMMED
+from equipoise.contract.tables import LEAST_SUMMED
 from equipoise.core.storage import write_text
 from equipoise.engine.payload_files import safe_name
 from equipoise.hospitals.pairwise_masks import (

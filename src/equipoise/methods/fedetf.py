@@ -20,11 +20,11 @@ from equipoise.components._cosine import CosineClient, CosineServer, with_cosine
 from equipoise.components._merging import shuffled_batches
 from equipoise.components.averaging import SharedNet
 from equipoise.contract.component import Options as MethodOptions
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method
 from equipoise.contract.optimiser import Optimiser
 from equipoise.contract.protocol import Scan, Tensors, Train, Work
 from equipoise.contract.summed import averaged
+from equipoise.contract.tables import OptimiserConfig
 from equipoise.losses import balanced_softmax, cross_entropy
 from equipoise.nets import Net
 from equipoise.prototypes import simplex_frame

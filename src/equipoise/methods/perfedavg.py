@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equipoise.components.averaging import FedAvgClient, FedAvgServer
 from equipoise.contract.component import Options as MethodOptions
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.protocol import Train, Work
+from equipoise.contract.tables import OptimiserConfig
 from equipoise.nets.net import NORM_LAYERS
 
 

@@ -21,11 +21,11 @@ from equipoise.components._personal import TwoNetClient
 from equipoise.components.averaging import FedAvgServer
 from equipoise.contract.client import Gradients
 from equipoise.contract.component import Options as MethodOptions
-from equipoise.contract.config import OptimiserConfig
 from equipoise.contract.method import Batch, Method, Phase
 from equipoise.contract.modules import copy_entries
 from equipoise.contract.protocol import Action, Ask, Conversation, Payload, Train
 from equipoise.contract.summed import averaged
+from equipoise.contract.tables import OptimiserConfig
 from equipoise.nets import entries_of, groups
 
 

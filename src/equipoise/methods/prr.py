@@ -18,8 +18,8 @@ from equipoise.components.fourier import Fourier
 from equipoise.components.local_norm import LocalNorm
 from equipoise.components.mean_model import MeanModel
 from equipoise.contract.component import Component
-from equipoise.contract.config import TrainConfig
 from equipoise.contract.method import Method
+from equipoise.contract.tables import TrainConfig
 
 __all__ = ["METHOD", "Options", "next_stage"]
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from equipoise.cells import dense
-from equipoise.contract.config import EvaluationConfig
+from equipoise.contract.tables import EvaluationConfig
 from equipoise.core.validation import validated
 from equipoise.engine.reported import Summary, added_over_sites, mean_over_rounds, mean_over_sites, reported_round
 from equipoise.metrics import from_confusion

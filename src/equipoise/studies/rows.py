@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipoise.contract.config import EvaluationConfig
+from equipoise.contract.tables import EvaluationConfig
 from equipoise.methods import get_method
 from equipoise.report.log_lines import Start
 from equipoise.report.measured import TITLES

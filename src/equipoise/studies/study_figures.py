@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from equipoise.contract.config import EvaluationConfig
+from equipoise.contract.tables import EvaluationConfig
 from equipoise.metrics import METRICS
 from equipoise.report import plotting as plot
 from equipoise.report.curves import flat

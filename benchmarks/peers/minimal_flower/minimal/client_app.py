@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional as F
 
-from equipoise.contract.config import NetConfig
 from equipoise.nets import build_net
+from equipoise.nets.net_config import NetConfig
 
 app = ClientApp()
 

@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from equipoise.contract.config import NetConfig
 from equipoise.nets import build_net
+from equipoise.nets.net_config import NetConfig
 
 app = ServerApp()
 LONGEST = 600.0  # seconds of a round
