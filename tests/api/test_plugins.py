@@ -279,6 +279,7 @@ def test_entry_points_of_installed_packages_are_found_and_listed(monkeypatch):
     assert refused.returncode == 2 and "did you mean 'shy'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_pilot_on_flower_gives_the_bits_of_a_local_run():
     parts = ["--method=shy.py", "--with=small_logits.py", "--net=two_layers.py", "--data=stripes.py", "--root=."]
     equipoise("pilot", *parts, *SETS, "--rounds=2", "--out=pilot")

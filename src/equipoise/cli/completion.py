@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from equipoise.core.definitions import PACKAGE, modules_in
 
@@ -34,16 +35,17 @@ def sources(incomplete: str) -> list[str]:
 
 def presets(incomplete: str) -> list[str]:
     """Presets whose names begin so; the shell completes files by itself."""
-    return _beginning(incomplete, _tables("contract/presets"))
+    return _beginning(incomplete, tables("contract/presets"))
 
 
 def studies(incomplete: str) -> list[str]:
     """Studies whose names begin so, and the word for their list."""
-    return _beginning(incomplete, ("list", *_tables("studies/grids")))
+    return _beginning(incomplete, ("list", *tables("studies/grids")))
 
 
-def _tables(folder: str) -> list[str]:
-    return sorted(path.stem for path in (PACKAGE / folder).glob("*.toml"))
+def tables(folder: str) -> dict[str, Path]:
+    """The TOML files of a folder of the package, by name."""
+    return {path.stem: path for path in sorted((PACKAGE / folder).glob("*.toml"))}
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -39,8 +39,8 @@ def build(
     Encode the prompts of a data set's classes, once, and keep the embeddings.
     """
     from equipoise.nets.concepts.bank import bank_file, bank_folders, build_bank, dataset_key
-    from equipoise.nets.concepts.prompts import read_wording
-    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, load_encoder
+    from equipoise.nets.concepts.prompts import DEFAULT_ENCODER, read_wording
+    from equipoise.nets.concepts.text_encoders import load_encoder
 
     chosen = class_names(data, classes)
     wording = read_wording(prompts) if prompts else None
@@ -93,7 +93,7 @@ def show(data: Data, classes: Classes = None, encoder: Encoder = None) -> None:
     """
     from equipoise.data.data_config import DataConfig
     from equipoise.nets.concepts.bank import find_bank
-    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER
+    from equipoise.nets.concepts.prompts import DEFAULT_ENCODER
     from equipoise.prototypes import concept_statistics
 
     bank = find_bank(DataConfig(name=data), class_names(data, classes), encoder or DEFAULT_ENCODER)

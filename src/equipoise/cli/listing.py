@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -179,12 +180,10 @@ def presets() -> None:
 
     List the presets, with their data.
     """
-    from equipoise.contract.config_files import preset_names, read_raw
-
     known = modules_in("data/sources")
     rows = []
-    for name in preset_names():
-        data = read_raw(name).get("data", {}).get("name", "phantom")
+    for name, path in completion.tables("contract/presets").items():
+        data = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {}).get("name", "phantom")
         rows.append((name, data, "" if data in known else "this source is not built in yet"))
     console.print(plain_table(("preset", "data", ""), rows))
 

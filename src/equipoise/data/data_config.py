@@ -8,8 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from equipoise.core.table import LATER, Table
 from equipoise.data.layouts import Layout
-from equipoise.data.volumes import Plane
 
+#: how volumes are cut
+Plane = Literal["sagittal", "coronal", "axial"]
 MOST_SITES = 10_000
 MOST_IMAGES = 1_000_000  # of a phantom
 

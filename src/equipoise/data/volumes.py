@@ -10,14 +10,14 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from equipoise.core.errors import UserError, install
 from equipoise.data import metaimage
+from equipoise.data.data_config import Plane
 
-Plane = Literal["sagittal", "coronal", "axial"]
 PLANES = get_args(Plane)  # by the axis that they cut
 SUFFIXES = (".nii", ".nii.gz", *metaimage.SUFFIXES)
 #: what the names of masks end in, after the name of their volume

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         load_bank,
         stored_banks,
     )
-    from equipoise.nets.concepts.prompts import WORDINGS, Wording, read_wording, wording_of
-    from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, TextEncoder, load_encoder
+    from equipoise.nets.concepts.prompts import DEFAULT_ENCODER, WORDINGS, Wording, read_wording, wording_of
+    from equipoise.nets.concepts.text_encoders import TextEncoder, load_encoder
 
 __all__ = [
     "DEFAULT_ENCODER",

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from equipoise.core.errors import UserError
 from equipoise.core.storage import replacing
 from equipoise.data.data_config import DataConfig
-from equipoise.nets.concepts.prompts import Wording, wording_of
-from equipoise.nets.concepts.text_encoders import DEFAULT_ENCODER, TextEncoder
+from equipoise.nets.concepts.prompts import DEFAULT_ENCODER, Wording, wording_of
+from equipoise.nets.concepts.text_encoders import TextEncoder
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".safetensors"

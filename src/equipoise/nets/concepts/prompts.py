@@ -15,6 +15,8 @@ from pathlib import Path
 from equipoise.core.errors import UserError
 
 SLOT = "{concept}"
+#: the text encoder of banks where none is named
+DEFAULT_ENCODER = "minilm"
 
 
 @dataclass(frozen=True)

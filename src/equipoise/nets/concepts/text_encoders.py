@@ -14,8 +14,8 @@ from torch import Tensor
 from equipoise.core.errors import UserError, install
 from equipoise.data.data_config import DataConfig
 from equipoise.nets.concepts.biomedclip import text_tower
+from equipoise.nets.concepts.prompts import DEFAULT_ENCODER
 
-DEFAULT_ENCODER = "minilm"
 BIOMEDCLIP = "biomedclip"
 LONGEST = 256  # tokens; longer sentences are cut
 
