@@ -162,6 +162,8 @@ def of_runs(size: int, folder: Path) -> Spent:
         check._look()
     with spent(found, "reading"):
         results = collect(study, folder / "many")
+    with spent(found, "reading again, from the database"):
+        results = collect(study, folder / "many")
     with spent(found, "tables and pages"):
         write_study(results, folder / "many")
     found["report, MB"] = (folder / "many" / "report.html").stat().st_size / 1e6

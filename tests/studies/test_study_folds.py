@@ -62,8 +62,9 @@ def test_a_row_is_the_mean_over_its_folds_with_an_interval_over_all_images(tmp_p
             for run in row.runs
         ]
         assert told["macro_f1"]["mean"] == pytest.approx(100 * sum(by_run) / 2)
-        bounds = told["intervals"]["macro_f1"]
-        assert bounds["low"] <= told["macro_f1"]["mean"] <= bounds["high"]
+        assert told["intervals"].keys() == {*results.study.metrics}, "areas and calibration errors have intervals, too"
+        for metric, bounds in told["intervals"].items():
+            assert bounds["low"] <= told[metric]["mean"] <= bounds["high"]
     assert not results.strangers and not results.unfinished
 
 

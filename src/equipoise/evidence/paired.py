@@ -14,8 +14,15 @@ from equipoise.evidence.recomputed import Weights, joined, mean_resamples, model
 from equipoise.metrics import METRICS
 from equipoise.tallies import Floats
 
-#: metrics of which a thousand resamples cost milliseconds
-QUICK = tuple(metric.name for metric in METRICS if metric.needs == "confusion" and metric.in_tables)
+#: metrics of which a thousand resamples cost milliseconds, by what they need
+QUICK = ("confusion", "calibration")
+#: predictions of which areas under curves are resampled, in about twenty seconds; more would take minutes
+MOST_IMAGES = 200_000
+
+
+def resampled_metrics(images: int) -> tuple[str, ...]:
+    """The metrics of tables whose intervals are made of so many predictions at a fair cost."""
+    return tuple(m.name for m in METRICS if m.in_tables and (m.needs in QUICK or images <= MOST_IMAGES))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from equipoise.report.measured import TITLES
 from equipoise.statistics import SIGNIFICANT, compare_with_best
 from equipoise.studies.database import LEFT_OUT
 from equipoise.studies.grid import grid
-from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults
+from equipoise.studies.results import StudyResults
 from equipoise.studies.rows import RowResult, RunResult, holders
+from equipoise.studies.study_intervals import HIGHER_IS_BETTER
 
 
 def warnings(rows: Sequence[RowResult]) -> list[str]:

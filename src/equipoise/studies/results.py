@@ -18,9 +18,8 @@ from equipoise.studies.grid import cell_config, deviations, known_cells, listed,
 from equipoise.studies.rows import RowResult, RunResult, holders, over_seeds, reported_rule
 from equipoise.studies.same_data import kinds
 from equipoise.studies.study_file import PART_TITLES, StudyConfig
-from equipoise.studies.study_intervals import StudyIntervals, study_intervals
+from equipoise.studies.study_intervals import HIGHER_IS_BETTER, StudyIntervals, study_intervals
 
-HIGHER_IS_BETTER = {metric.name: metric.higher_is_better for metric in EVERY}
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",

@@ -14,9 +14,10 @@ from equipoise.report.wording import UNKNOWN
 from equipoise.statistics import FEWEST_PAIRS, SIGNIFICANT, Comparison, Spread, compare_with_best
 from equipoise.studies import remarks
 from equipoise.studies.grid import listed
-from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults, selection_rule
+from equipoise.studies.results import StudyResults, selection_rule
 from equipoise.studies.rows import RowResult, holders
 from equipoise.studies.same_data import kinds
+from equipoise.studies.study_intervals import HIGHER_IS_BETTER
 
 #: how tables of a paper are called
 PAPERS_OWN = ("Table ", "Tables ", "Fig. ", "Figs. ")

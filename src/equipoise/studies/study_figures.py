@@ -17,9 +17,9 @@ from equipoise.report.run_comparison import chance_at
 from equipoise.report.wording import byte_unit, traffic
 from equipoise.statistics import Spread
 from equipoise.studies.grid import listed
-from equipoise.studies.results import HIGHER_IS_BETTER, StudyResults, retrogress_metric
+from equipoise.studies.results import StudyResults, retrogress_metric
 from equipoise.studies.rows import RowResult, RunResult
-from equipoise.studies.study_intervals import StudyIntervals
+from equipoise.studies.study_intervals import HIGHER_IS_BETTER, StudyIntervals
 
 MOST_CLASSES = 12
 #: rows of one panel; a study with more of them shows these, the best
@@ -106,10 +106,8 @@ def bounds_of(row: RowResult, metric: str, evidence: StudyIntervals | None) -> t
 
     None where neither is known.
     """
-    if evidence and row.row.name in evidence.rows and metric in evidence.metrics:
-        found = evidence.rows[row.row.name].interval(metric)
-        return 100 * found.low, 100 * found.high
-    return interval(row.scores[metric])
+    found = evidence.bounds(row.row.name, metric) if evidence else None
+    return found or interval(row.scores[metric])
 
 
 def interval(score: Spread) -> tuple[float, float] | None:
