@@ -41,8 +41,10 @@ ALL = tuple(frozen.TUNING)
 STAGES: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (CORE, (1,), ("dermoscopy",)),
     (CLOSED, (1, 2, 3, 4, 5), ALL),
+    (CORE, (1,), ("isic",)),
     (CORE, (2, 3), ("dermoscopy",)),
     (CLAIMED, (0, 1, 2, 3), ("dermoscopy",)),
+    (CORE, (2,), ("isic",)),
     (CORE, (1, 2), ("pbc",)),
     (COMPONENTS, (1, 2, 3), ("dermoscopy",)),
     (CORE, (1,), ("authors",)),
