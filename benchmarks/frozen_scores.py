@@ -42,7 +42,7 @@ OURS, LOCAL, SEEDS = frozen.OURS, "closed, local", 5
 RIVALS = ("fednpr-per", "fediic", "fedbm", "prr", "local+balanced")
 #: which machine a row's runs come from; rows without a word of it come from another one
 THIS, OTHER = "this", "another"
-SCOPES = {"own": "own patients", "any": "patients of all classes"}
+SCOPES = {"own", "any"}
 
 
 def federation_of(study: str, patients: str) -> Federation:
@@ -208,8 +208,14 @@ def _add_gaps(found: dict[str, Any], known: Mapping[str, RowEvidence], patients:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """New rows in place of published ones that have no more seeds; gaps are between rows of one machine."""
-    taken = {name for name, row in new.items() if len(row["seeds"]) >= len(old.get(name, {}).get("seeds", ()))}
+    """New rows in place of published ones that have no more seeds, or lack the own patients; gaps are between rows of
+    one machine."""
+    taken = {
+        name
+        for name, row in new.items()
+        if len(row["seeds"]) >= len(old.get(name, {}).get("seeds", ()))
+        or row.keys() & SCOPES > old[name].keys() & SCOPES
+    }
     rows: dict[str, Any] = {}
     for name in [*old, *(name for name in new if name not in old)]:
         known = new[name] if name in taken else {"machine": OTHER, **old[name]}

@@ -66,15 +66,19 @@ def test_scores_follow_from_the_confusion_matrices(study, benchmarks):
                     assert own["low"] - 0.01 <= own["mean"] <= own["high"] + 0.01
 
 
-def test_all_patients_are_the_patients_of_all_sites(benchmarks):
+@pytest.mark.parametrize("study", ["dermoscopy", "isic"])
+def test_all_patients_are_the_patients_of_all_sites(study, benchmarks):
     from frozen_scores import published
 
-    known = published("dermoscopy")
-    row = known["data"][""]["local"]["confusion"]
-    own = np.sum([np.sum(matrix, axis=1) for matrix in row["own"]["1"].values()], axis=0)
-    assert own.tolist() == known["images"]
-    for matrix in row["any"]["1"].values():
-        assert np.sum(matrix, axis=1).tolist() == known["images"]
+    known = published(study)
+    rows = [row["confusion"] for row in known["data"][""].values() if "own" in row["confusion"]]
+    assert rows
+    for row in rows:
+        for seed, of_sites in row["own"].items():
+            own = np.sum([np.sum(matrix, axis=1) for matrix in of_sites.values()], axis=0)
+            assert own.tolist() == known["images"]
+            for matrix in row["any"][seed].values():
+                assert np.sum(matrix, axis=1).tolist() == known["images"]
 
 
 def test_the_recipe_is_the_winner_of_its_search():
