@@ -1,4 +1,4 @@
-"""Single runs of studies side by side in one process, without tables or figures (which need matplotlib):
+"""Single runs of studies side by side in one process, without tables or figures (which take time):
 
 python benchmarks/side_by_side.py OUT SECONDS TOGETHER STUDY/ROW:SEED ...
 

@@ -155,6 +155,8 @@ def test_the_sheet_of_a_method_has_no_more_than_its_options_let_out():
 
 
 def test_data_inspect_draws_the_federation(equipoise):
+    code, out, _ = equipoise("data", "inspect", "phantom", "--chart", "chart.svg")
+    assert code == 0 and {"site 1", "nevus"} <= {*re.findall(r">([^<]+)</text>", Path("chart.svg").read_text())}
     code, out, _ = equipoise("data", "inspect", "phantom", "--chart", "chart.png")
     assert code == 0 and "site 1" in out and Path("chart.png").stat().st_size > 1000
 

@@ -1,12 +1,12 @@
 """Shows what a federation holds: a site x class table for the terminal, and a bubble chart."""
 
+import html
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from PIL import Image, ImageDraw, ImageFont
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,10 @@ from equipoise.data.splits import PARTS
 
 CHART_FORMATS = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _TRAIN, _OTHER, _INK, _FAINT = "#2a6f97", "#b8a07e", "#22313f", "#b9c0c7"
-_MOST_NUMBERED = 24  # sites; with more of them numbers would overlap
+#: sites whose bubbles have numbers, letters of a site's name, and a cell in pixels
+_MOST_NUMBERED, _LONGEST, _CELL = 24, 24, (92, 58)
+#: pixels are drawn so many times as fine as they are told
+_FINE = 4
 
 
 def table(federation: Federation) -> Table:
@@ -59,77 +62,93 @@ def bubble_chart(federation: Federation, path: Path) -> None:
     """
     if path.suffix.lower() not in CHART_FORMATS:
         raise UserError(f"{path}: a chart's file name ends in one of {', '.join(CHART_FORMATS)}")
-    sites = federation.places()
+    sites, names, unit = federation.places(), federation.classes, _unit(federation)
     parts = [next(part for part in ("train", "test", "valid") if part in site.splits) for site in sites]
-    num_classes = len(federation.classes)
-    counts = np.stack([site.class_counts(num_classes, part) for site, part in zip(sites, parts)], axis=1)
+    counts = np.stack([site.class_counts(len(names), part) for site, part in zip(sites, parts)])
     trains = np.array([part == "train" for part in parts])
-    figure = Figure(figsize=(min(3.6 + 0.85 * len(sites), 22), 2.6 + 0.62 * num_classes), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 2, width_ratios=(max(len(sites), 4), 1.6), height_ratios=(1.1, num_classes))
-    main = figure.add_subplot(grid[1, 0])
-    top = figure.add_subplot(grid[0, 0], sharex=main)
-    right = figure.add_subplot(grid[1, 1], sharey=main)
-    _bubbles(main, counts, trains)
-    main.set_xticks(range(len(sites)), [site.name for site in sites])
-    if len(sites) > _MOST_NUMBERED:
-        main.tick_params(axis="x", rotation=90)
-    elif max(len(site.name) for site in sites) > 12:
-        main.tick_params(axis="x", rotation=30)
-    main.set_yticks(range(num_classes), federation.classes)
-    main.set_ylim(num_classes - 0.4, -0.6)
-    main.set_xlim(-0.6, len(sites) - 0.4)
-    unit = _unit(federation)
-    _margins(top, right, counts, trains, unit)
+    wide, high = _CELL if len(sites) <= _MOST_NUMBERED else (_CELL[0], 20)
+    left = 30 + 7 * min(max(len(site.name) for site in sites), _LONGEST)
+    top, right, bottom = 150, left + wide * len(names), 150 + high * len(sites)
+    chart = Chart(right + 170, bottom + 30)
+    chart.text(14, 24, f"{federation.name}: {unit} by site and class", 16)
     if not trains.all():
-        colours = {f"training {unit}": _TRAIN, f"test {unit}": _OTHER}
-        handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
-        figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(f"{federation.name}: {unit} by site and class", x=0.02, ha="left", color=_INK, fontsize=12)
-    figure.savefig(path, dpi=150, facecolor="white")
-
-
-def _bubbles(axes: Axes, counts: np.ndarray, trains: np.ndarray) -> None:
-    """Bubbles of `counts` (C, S), blue where a site trains; classes that a site lacks are crossed."""
-    largest, numbered = counts.max(), counts.shape[1] <= _MOST_NUMBERED
-    for (label, site), count in np.ndenumerate(counts):
-        if count == 0:
-            axes.plot(site, label, marker="x", color=_FAINT, markersize=4)
+        for place, (text, colour) in enumerate(((f"training {unit}", _TRAIN), (f"test {unit}", _OTHER))):
+            chart.circle(20, 46 + 18 * place, 5, colour)
+            chart.text(32, 46 + 18 * place, text, 11)
+    largest = (min(wide, high) / 2 - 1) / np.sqrt(counts.max())
+    for (row, column), count in np.ndenumerate(counts):
+        x, y = left + (column + 0.5) * wide, top + (row + 0.5) * high
+        if not count:
+            chart.text(x, y, "x", 12, _FAINT, "middle")
             continue
-        area = 1150 * count / largest
-        colour = _TRAIN if trains[site] else _OTHER
-        axes.scatter(site, label, s=area, color=colour, alpha=0.85, edgecolors="white", linewidths=0.6)
-        if numbered:
-            inside = area > 420
-            offset = (0, 0) if inside else (0, 2 + np.sqrt(area / np.pi))
-            axes.annotate(
-                f"{count:,}", (site, label), offset, textcoords="offset points", fontsize=7.5, ha="center",
-                va="center" if inside else "bottom", color="white" if inside else _INK,
-            )  # fmt: skip
-    axes.grid(color="#eef1f4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    _plain(axes)
+        radius = largest * np.sqrt(count)
+        chart.circle(x, y, radius, _TRAIN if trains[row] else _OTHER)
+        if high == _CELL[1]:
+            inside = radius > 16
+            place, colour = (x, "white") if inside else (x + radius + 4, _INK)
+            chart.text(place, y, f"{count:,}", 10, colour, "middle" if inside else "start")
+    for column, (name, total) in enumerate(zip(names, counts[trains].sum(axis=0))):
+        x = left + (column + 0.5) * wide
+        size = 55 * total / max(counts[trains].sum(axis=0).max(), 1)
+        chart.bar(x - 16, top - 26 - size, x + 16, top - 26, _TRAIN)
+        chart.text(x, top - 33 - size, f"{total:,}", 10, _INK, "middle")
+        chart.text(x, top - 14, _cut(name, 14), 11, _INK, "middle")
+    for row, (site, total) in enumerate(zip(sites, counts.sum(axis=1))):
+        y = top + (row + 0.5) * high
+        size = 100 * total / counts.sum(axis=1).max()
+        chart.bar(
+            right + 10, y - min(8, high / 3), right + 10 + size, y + min(8, high / 3), _TRAIN if trains[row] else _OTHER
+        )
+        chart.text(right + 15 + size, y, f"{total:,}", 10)
+        chart.text(left - 8, y, _cut(site.name, _LONGEST), 11, _INK, "end")
+    chart.save(path)
 
 
-def _margins(top: Axes, right: Axes, counts: np.ndarray, trains: np.ndarray, unit: str) -> None:
-    """Totals of each site above the bubbles, and of each class's training images beside them."""
-    totals, classes = counts.sum(axis=0), counts[:, trains].sum(axis=1)
-    top.bar(range(len(totals)), totals, width=0.55, color=[_TRAIN if train else _OTHER for train in trains])
-    right.barh(range(len(classes)), classes, height=0.5, color=_TRAIN)
-    if len(totals) <= _MOST_NUMBERED:
-        for site, total in enumerate(totals):
-            top.annotate(f"{total:,}", (site, total), (0, 2), textcoords="offset points", ha="center", fontsize=7.5)
-    for label, total in enumerate(classes):
-        right.annotate(f"{total:,}", (total, label), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
-    top.set_ylim(0, totals.max() * 1.35)
-    right.set_xlim(0, classes.max() * 1.45)
-    right.set_title(f"training {unit}", fontsize=8, color=_INK)
-    for axes in (top, right):
-        _plain(axes)
-        axes.tick_params(labelbottom=False, labelleft=False)
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 2] + ".."
 
 
-def _plain(axes: Axes) -> None:
-    """No frame and no tick marks."""
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=9, labelcolor=_INK)
+class Chart:
+    """Circles, bars and texts, each written as SVG and drawn as pixels; the size is in pixels."""
+
+    def __init__(self, width: float, height: float):
+        self.size = round(width), round(height)
+        self.svg: list[str] = []
+        self.image = Image.new("RGB", (_FINE * self.size[0], _FINE * self.size[1]), "white")
+        self.draw = ImageDraw.Draw(self.image)
+
+    def circle(self, x: float, y: float, radius: float, colour: str) -> None:
+        """A disc about a point."""
+        self.svg.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}"/>')
+        self.draw.ellipse(
+            [_FINE * (x - radius), _FINE * (y - radius), _FINE * (x + radius), _FINE * (y + radius)], colour
+        )
+
+    def bar(self, left: float, top: float, right: float, bottom: float, colour: str) -> None:
+        """A filled rectangle."""
+        at = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}"'
+        self.svg.append(f'<rect {at} fill="{colour}"/>')
+        self.draw.rectangle([_FINE * left, _FINE * top, _FINE * right, _FINE * bottom], colour)
+
+    def text(self, x: float, y: float, text: str, size: int, colour: str = _INK, anchor: str = "start") -> None:
+        """A line of text that starts at a point, ends there, or has its middle there."""
+        look = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}" dominant-baseline="central"'
+        self.svg.append(f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>')
+        try:
+            font: Any = ImageFont.truetype("DejaVuSans.ttf", _FINE * size)
+        except OSError:  # Pillow's own font has the letters of ASCII alone
+            font = ImageFont.load_default(_FINE * size)
+            text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+        self.draw.text(
+            (_FINE * x, _FINE * y), text, colour, font, anchor=f"{ {'start': 'l', 'end': 'r'}.get(anchor, 'm') }m"
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the chart in the format that the file's name tells."""
+        if path.suffix.lower() != ".svg":
+            self.image.resize((2 * self.size[0], 2 * self.size[1]), Image.Resampling.LANCZOS).save(path)
+            return
+        width, height = self.size
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
+        white = f'<rect width="{width}" height="{height}" fill="white"/>'
+        path.write_text("\n".join([head, white, *self.svg, "</svg>"]), encoding="utf-8")

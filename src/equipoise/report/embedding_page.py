@@ -59,5 +59,5 @@ def _drawn(found: Sequence[Embedding], points: Sequence[np.ndarray], kind: str, 
             xs, ys = (plane[rows, axis].round(4).tolist() for axis in (0, 1))
             traces.append(dots(xs, ys, name, known[name], told, size=4, key=place == 0))
         panels.append(Panel(traces, x=NO_AXIS, y=NO_AXIS, title=one.run, height=360))
-    told = f"{KINDS[kind]} of the features that the head gets, by class. A mark is an image."
-    return figure(panels, what, told if what == "class" else "The same by site.", 320)
+    caption = f"{KINDS[kind]} of the features that the head gets, by class. A mark is an image."
+    return figure(panels, what, caption if what == "class" else "The same by site.", 320)

@@ -121,8 +121,7 @@ def _of_class(predictions: Predictions, name: str, federation: Federation, part:
         rows = rows[np.sort(first)]
         for row in rows[np.argsort(-confidence[rows], kind="stable")][:MOST_EACH]:
             split = _split(federation, str(columns["place"][row]), part)
-            at = np.flatnonzero(hashed_names(split)[0] == columns["image"][row]) if split else []
-            if split and len(at):
+            if split and len(at := np.flatnonzero(hashed_names(split)[0] == columns["image"][row])):
                 guess = predictions.classes[told[row]]
                 yield Example(name, guess, float(confidence[row]), str(columns["site"][row]), _address(split, at[:1]))
 
