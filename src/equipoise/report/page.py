@@ -104,9 +104,9 @@ def render(runs: Sequence[RunRecord], folder: Path = Path()) -> str:
     shared = several and comparison.same_federation(runs)
     groups = [Group("comparison", "Side by side", [_compare(runs, labels, shared)])] if several else []
     overlays = overlays_sheet(runs, labels, folder)
-    groups += [Group("overlays", "Overlays", [section("", "", overlays)])] if overlays else []
+    groups += [Group("overlays", "Overlays", [section("", "", overlays)])] if overlays and several else []
     groups += [
-        Group(f"run{place}", label if several else "", sections_of(run, shared))
+        Group(f"run{place}", label if several else "", sections_of(run, shared, None if several else overlays))
         for place, (run, label) in enumerate(zip(runs, labels), start=1)
     ]
     names = ", ".join(labels[:-1]) + f" and {labels[-1]}" if len(labels) <= 5 else f"{len(labels)} runs"

@@ -27,6 +27,8 @@ SYMBOLS = ("circle", "square", "triangle-up", "diamond", "cross", "x", "star", "
 SHADES = [[place / 4, f"$shade{place}"] for place in range(5)]
 #: lines of sites in one panel; above this they become a band
 MOST_LINES = 40
+#: fewer rounds than this have a tick each
+FEW_ROUNDS = 8
 #: cells of a heat map that have room for a number
 MOST_NUMBERED = 400
 
@@ -48,7 +50,10 @@ class Panel:
     @property
     def plain(self) -> dict[str, Any]:
         """The panel as the page's script reads it."""
-        layout = {"xaxis": _axis(self.x), "yaxis": _axis(self.y), "shapes": [*self.shapes]}
+        x = dict(self.x)
+        if "tickformat" in x and max((max(trace["x"], default=0) for trace in self.traces), default=0) < FEW_ROUNDS:
+            x["dtick"] = 1  # of few rounds, ticks would fall between them
+        layout = {"xaxis": _axis(x), "yaxis": _axis(self.y), "shapes": [*self.shapes]}
         layout |= {"annotations": [{"showarrow": False, **note} for note in self.notes]}
         return {"title": self.title, "height": self.height, "data": [*self.traces], "layout": layout}
 

@@ -43,6 +43,8 @@ def class_recall(run: RunRecord) -> pd.DataFrame:
     if pooled or of_site:
         counts = added(pooled[:1] or of_site).astype(float)
         low, high = share_interval(counts.diagonal(), counts.sum(axis=1))
+        if is_dense(run):  # pixels of one image are not independent
+            low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
         with np.errstate(invalid="ignore"):
             recall = counts.diagonal() / counts.sum(axis=1)
         columns = {"recall": recall, "low": low, "high": high, "of": counts.sum(axis=1)}
@@ -177,14 +179,9 @@ def leading(runs: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
     """The runs ranked by balanced accuracy with intervals and chance, and the recall of the rarest classes."""
     panels = [_ranked(runs, labels)] if len(runs) > 1 else []
     panels.append(_rare_classes(runs, labels))
-    told = (
-        f"The runs ranked by {in_words(runs[0])}, with the accuracy of guessing; and recall"
-        if len(runs) > 1
-        else "Recall"
-    )
-    told += (
-        " of each class over the federation. Bars are 95 % intervals of the images; they say nothing of other seeds."
-    )
+    ranked = f"The runs ranked by {in_words(runs[0])}, with the accuracy of guessing; and recall"
+    told = f"{ranked if len(runs) > 1 else 'Recall'} of each class over the federation."
+    told += "" if is_dense(runs[0]) else " Bars are 95 % intervals of the images; they say nothing of other seeds."
     return plot.figure([panel for panel in panels if panel], "lead", told, 320)
 
 
@@ -240,7 +237,7 @@ def _rare_classes(runs: Sequence[RunRecord], labels: Sequence[str]) -> Panel | N
         shift = step * (place - (len(runs) - 1) / 2)
         hover = [
             f"{plot.plain(label)}: {100 * row.recall:.1f} % of {plot.plain(str(row.Index))}"
-            + (f", {row.of:,.0f} {unit} ({100 * row.low:.1f} to {100 * row.high:.1f})" if row.of == row.of else "")
+            + (f", {row.of:,.0f} {unit} ({100 * row.low:.1f} to {100 * row.high:.1f})" if row.low == row.low else "")
             for row in own.itertuples()
         ]
         ends = [(100 * row.low, 100 * row.high) if row.low == row.low else None for row in own.itertuples()]

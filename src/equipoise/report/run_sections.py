@@ -41,7 +41,7 @@ def section(id: str, title: str, *blocks: Any) -> Section:
     return Section(id, title, [block for block in blocks if block])
 
 
-def sections_of(run: RunRecord, shared: bool = False) -> list[Section]:
+def sections_of(run: RunRecord, shared: bool = False, overlays: Sheet | None = None) -> list[Section]:
     """The sections of a run that have something to show; `shared`: the data is drawn elsewhere."""
     note = selection_note(run)
     where = "" if len(run.finals) else f"On validation data: {note}"
@@ -53,7 +53,7 @@ def sections_of(run: RunRecord, shared: bool = False) -> list[Section]:
         section("", "", ("banner", run) if not run.finished else None, ("numbers", key_numbers(run))),
         section("results", "Results", *_results(run, note)),
         section("classes", "Classes", any(classes) and where, *classes, examples_sheet(run)),
-        section("patients", "Patients", dice_boxes(run), worst_cases(run)),
+        section("patients", "Patients", dice_boxes(run), overlays, worst_cases(run)),
         section("each", "Sites", run_figures.site_pages(run)),
         section("learning-section", "Learning", *_learning(run)),
         section("data", "Data", data),

@@ -40,7 +40,7 @@ MOST_CLASSES, MOST_EACH, MOST_SITES = 8, 4, 12
 #: outlines of the truth and of the prediction
 TRUTH, PREDICTED = (0, 200, 83), (255, 64, 129)
 RANKS = ("worst", "middle", "best")
-THUMBNAIL = Markup('<img src="{}" width="{}" height="{}" loading="lazy" class="{}" alt="{}" title="{}">')
+THUMBNAIL = Markup('<img src="{}" width="{}" height="{}" class="{}" alt="{}" title="{}">')
 
 
 def _split(federation: Federation, place: str, part: str) -> Split | None:
@@ -188,13 +188,18 @@ def overlays_sheet(runs: Sequence[RunRecord], labels: Sequence[str], out: Path) 
     found = [*zip(*overlays_of(runs, out))]
     if not found:
         return None
-    names = {"Site": [row[0].case.site for row in found], "Patient": [row[0].case.rank for row in found]}
     text = "Outlines of the truth (green) and of the prediction (pink): the worst, the middle and the best patient of "
     text += (
         f"each site by Dice{' in the first run' if len(runs) > 1 else ''}. The thumbnails stay in the folders of the "
     )
-    columns = {label: [row[place].shown for row in found] for place, label in enumerate(labels)}
-    return sheet(f"{text}runs.", names, columns)
+    if len(runs) > 1:
+        names = {"Site": [row[0].case.site for row in found], "Patient": [row[0].case.rank for row in found]}
+        columns = {label: [row[place].shown for row in found] for place, label in enumerate(labels)}
+        return sheet(f"{text}runs.", names, columns)
+    shown = {(one.case.site, one.case.rank): one.shown for (one,) in found}
+    sites = list(dict.fromkeys(site for site, _ in shown))
+    cells = {rank.capitalize(): [shown.get((site, rank), "") for site in sites] for rank in RANKS}
+    return sheet(f"{text}run.", {"Site": sites}, cells)
 
 
 def overlays_of(runs: Sequence[RunRecord], out: Path) -> list[list[Overlay]]:
