@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from earlier import environment, sources
-from equipoise.engine.pool import deal
+from equipoise.engine.worker_pool import deal
 from watch import watch
 
 SETTINGS = (

@@ -25,9 +25,9 @@ from equipoise.data.augment import build_augmentation
 from equipoise.data.federation import Site
 from equipoise.engine.gpu_place import GpuPlace
 from equipoise.engine.loop import Run
-from equipoise.engine.pool import Pool
 from equipoise.engine.slot import Request
 from equipoise.engine.training import EagerSteps, Progress, SiteData, cut, train
+from equipoise.engine.worker_pool import Pool
 from equipoise.methods import get_method
 from equipoise.methods.local import LocalClient, LocalServer
 from harness import (

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from equipoise.core.device_names import places_of_run
 from equipoise.core.errors import UserError
 from equipoise.data.federation import Site
-from equipoise.engine.pool import Pool, deal
 from equipoise.engine.runs import choose_device
 from equipoise.engine.slot import EVALUATE, Request
+from equipoise.engine.worker_pool import Pool, deal
 from harness import all_state, assert_same_bits, run_tiny, tiny_config, tiny_federation
 
 FEW = ("data.phantom.images=120", "train.batch_size=16", "evaluation.trained=false")

@@ -17,7 +17,7 @@ from equipoise.checks.trouble import Stop, StopAt, faulty
 from equipoise.components import get_component
 from equipoise.contract.component import variations
 from equipoise.contract.method import Method
-from equipoise.engine import pool
+from equipoise.engine import worker_pool as pool
 from equipoise.engine.loop import Run
 from equipoise.methods import get_method, method_names
 from harness import all_state, assert_same_bits, events, run_tiny, tiny_config, tiny_federation, with_client

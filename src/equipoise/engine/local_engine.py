@@ -18,11 +18,11 @@ from equipoise.data.federation import Federation, Site
 from equipoise.engine.engine import Engine, Outcomes, Place, shared_part
 from equipoise.engine.gpu_place import GpuPlace
 from equipoise.engine.payload_files import SpilledPayload, safe_name, write_payload
-from equipoise.engine.pool import TRAINING_COST, Pool
 from equipoise.engine.slot import EVALUATE, Outcome, Request, Slot
 from equipoise.engine.states import KEPT, SiteStates
 from equipoise.engine.together import groups, perform_together
 from equipoise.engine.training import SiteData, Steps
+from equipoise.engine.worker_pool import TRAINING_COST, Pool
 
 #: replies of one ask held in memory; the rest lies in files
 REPLY_BUDGET = 1 << 28

@@ -25,7 +25,7 @@ except ImportError:
 
 from equipoise.core.version import __version__
 from equipoise.report.page import page
-from equipoise.watch.following import Followed
+from equipoise.watch.contents import Followed
 
 COOKIE = "equipoise-watch"
 LOOPBACK = "127.0.0.1"
