@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.engine.image_scores import hashed_names
 from equipoise.evidence.recomputed import read_predictions
 from harness import events, run_tiny
 from postbox import Hospitals
@@ -48,3 +49,19 @@ def test_no_reply_holds_a_single_prediction(tmp_path):
         word in reply.text for reply in replies for word in ('"scores"', '"predictions"', '"labels"')
     )
     assert np.all([not {"scores", "labels"} & set(reply.tensors) for reply in replies])
+
+
+def test_predictions_belong_to_their_images_where_classes_of_few_images_are_left_out(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", "privacy.least=2")
+    hospitals.run()
+    left_out = 0
+    for site in hospitals.federation.training_sites():
+        split = site.splits["test"]
+        told = split.class_counts(len(hospitals.federation.classes))[split.labels] >= 2
+        left_out += int(told.any() and not told.all())
+        own = read_predictions(hospitals.records(site.name) / "test")
+        own = own.where(own.columns["split"] == "test")
+        labels = dict(zip(hashed_names(split)[0].tolist(), split.labels.tolist()))
+        assert own.columns["label"].tolist() == [labels[image] for image in own.columns["image"].tolist()]
+        assert len(own) == told.sum() == len(own.columns["group"])
+    assert left_out, "a site has classes of both kinds"

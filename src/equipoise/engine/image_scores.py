@@ -125,8 +125,9 @@ def predictions_of(scores: Sequence[ImageScores], federation: Federation) -> Pre
 
     def own(score: ImageScores) -> dict[str, np.ndarray]:
         split = score.split(federation)
-        image, group = hashed_names(split)
-        at, told = _hashes(split.store)[2][split.rows], sub_groups(split.store)
+        measured = np.isin(split.labels, score.labels)  # privacy.least may leave out all images of a class
+        image, group = (names[measured] for names in hashed_names(split))
+        at, told = _hashes(split.store)[2][split.rows[measured]], sub_groups(split.store)
         extra = {f"{EXTRA}{title}": told[title][at] if title in told else np.full(len(at), UNKNOWN) for title in titles}
         return {
             "image": image,
