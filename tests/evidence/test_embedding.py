@@ -1,6 +1,7 @@
 """Features of a run's images: those that the head gets, one model or each site's own, drawn on a page."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +9,18 @@ import torch
 
 import equipoise as eq
 from equipoise.cli.embed import embed
+from equipoise.engine.runs import make_config, prepare_run
 from equipoise.evidence.embedding import embedding_of, mapped, principal
-from harness import run_tiny
+from harness import TINY, run_tiny
+
+ENCODER = f"{Path(__file__).parents[1] / 'tinyencoder.py'}:encoder"
 
 
-def test_the_head_makes_the_runs_predictions_of_the_features(tmp_path):
-    folder = run_tiny(tmp_path / "run", "fedavg")
+@pytest.mark.parametrize("more", [(), (f"net.encoder='{ENCODER}'", "net.hidden=8")], ids=["images", "encoder"])
+def test_the_head_makes_the_runs_predictions_of_the_features(tmp_path, monkeypatch, more):
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "data"))
+    folder = tmp_path / "run"
+    prepare_run(make_config(None, [*TINY, *more], method="fedavg"), folder).execute()
     found = embedding_of(folder)
     net = eq.load_result(folder).model()._client.net
     logits = net.head(torch.from_numpy(found.features)).softmax(1).detach().numpy()

@@ -18,7 +18,7 @@ from equipoise.engine.checkpoint import fingerprint
 from equipoise.engine.events import first_event
 from equipoise.engine.image_scores import hashed_names
 from equipoise.engine.prediction import Predictor, load_predictor, sites_with_models
-from equipoise.engine.runs import config_of
+from equipoise.engine.runs import config_of, with_encoder
 from equipoise.nets.net import Net
 
 #: images that a model sees at a time
@@ -60,7 +60,8 @@ def embedding_of(run: Path, most: int | None = None) -> Embedding:
     config = config_of(run)
     federation = load_federation(config.data, config.seed)
     known = first_event(run / "events.jsonl")
-    if known.get("data") != fingerprint(federation):
+    trained_on = with_encoder(config, federation)[1]  # features of a frozen encoder, or the images
+    if known.get("data") != fingerprint(trained_on):
         raise UserError(f"the images of {run} are not there any more, or have changed; put them back, or train again")
     if federation.task != "classification":
         raise UserError(f"{run} is of {federation.task}: features of single images are of classification alone")
