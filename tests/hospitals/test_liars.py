@@ -65,6 +65,18 @@ def huge_training_loss(payload, header):
     header["facts"]["loss"] = 1e300
 
 
+def endless_seconds(payload, header):
+    header["facts"]["seconds"] = 10**400
+
+
+def no_float(payload, header):
+    header["facts"]["loss"] = 10**400
+
+
+def negative_examples(payload, header):
+    header["facts"]["examples"] = -3
+
+
 def uncalibrated(payload, header):
     for counts in header["measures"].values():
         counts["calibration"][1][0][0] += 5
@@ -84,6 +96,9 @@ TRAINING_LIES = {
     "unmeasured": (unmeasured, "did not measure 'global.valid'"),
     "loss": (huge_loss, "its loss of 'global.valid' is"),
     "training loss": (huge_training_loss, "its training loss is"),
+    "seconds": (endless_seconds, "which no work comes to"),
+    "loss of no float": (no_float, "which no work comes to"),
+    "examples": (negative_examples, "'examples' is -3, which no work comes to"),
     "calibration": (uncalibrated, "calibration bins"),
     "auc": (above_one, "area under the curve"),
     "weights times 200": (moves_far, "times as large as usual"),
@@ -108,6 +123,9 @@ def test_an_absurd_answer_puts_the_site_out_of_the_round_and_the_report_states_i
     [
         ("fediic", "train.rounds=2", "survey", "class_count", lambda t: t + 1, "but it described"),
         ("fediic", "train.rounds=2", "survey", "class_loss", lambda t: t * 1e12, "'class_loss' is"),
+        ("fednova", "train.rounds=2", "train", "steps", lambda _: 0.0, "its training does not come to"),
+        ("fednova", "train.rounds=2", "train", "steps", lambda _: 10**6, "its training does not come to"),
+        ("fednova", "train.rounds=2", "train", "steps", lambda _: 10**400, "which no work comes to"),
         ("prr", "train.rounds=2", "train", "prototypes", lambda t: t * 1e9, "its update is"),
         ("ida", "ida.accuracy=true", "train", "accuracy", lambda _: 17.0, "no share"),
         ("climb", "climb.primal_rounds=1", "measure", "loss", lambda _: 1e300, "'loss' is"),

@@ -10,6 +10,7 @@ import torch
 
 from equipoise.components._merging import average_by, site_weights
 from equipoise.contract.component import Component, ServerSide, Sheet, SiteSide
+from equipoise.contract.disclosed import Entry
 from equipoise.contract.protocol import Payload, Replies, Tensors, Work
 from equipoise.nets import groups
 
@@ -76,7 +77,7 @@ class NormalisedSteps(Component):
         return {"model", "one model", "sites", "one training ask"}
 
     def discloses(self) -> Sheet:
-        return {"train": {"steps": "number of local steps, each weighed by its momentum"}}
+        return {"train": {"steps": Entry("number of local steps, each weighed by its momentum", "steps")}}
 
 
 COMPONENT = NormalisedSteps

@@ -16,8 +16,9 @@ from equipoise.contract.protocol import Payload, Value
 #: by_class: rows of classes with too few training images are sent as zeros, as if the site lacked the class;
 #: counts: so too, and they are the site's class counts; images: the training images of the other classes;
 #: total: a sum over all training images, sent as their mean times `images`; share: of images that are right;
-#: shares: a number from 0 to 1 that the site makes of `shown` class counts; measured: counts of an evaluation
-Rule = Literal["by_class", "counts", "images", "total", "share", "shares", "measured"]
+#: shares: a number from 0 to 1 that the site makes of `shown` class counts; measured: counts of an evaluation;
+#: steps: of local training, as its length in steps, sent unchanged
+Rule = Literal["by_class", "counts", "images", "total", "share", "shares", "measured", "steps"]
 
 RULES: dict[str, str] = {
     "by_class": "zeros for classes of fewer training images",
@@ -27,6 +28,7 @@ RULES: dict[str, str] = {
     "share": "0 or 1 where fewer images are right, or wrong",
     "shares": "made of the classes that are not held back",
     "measured": "classes of fewer images are left out, and smaller cells and bins join others",
+    "steps": "",
 }
 
 

@@ -54,6 +54,6 @@ def size_of(value: Any) -> float | None:
         return math.hypot(*sizes) if sizes else None
     if isinstance(value, Tensor):
         return float(torch.linalg.vector_norm(value.double())) if value.is_floating_point() else None
-    if isinstance(value, float):
-        return abs(value)
+    if isinstance(value, int | float):
+        return float(abs(value))
     return None

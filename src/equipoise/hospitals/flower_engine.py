@@ -26,7 +26,7 @@ from equipoise.engine.summing import ALL_SITES, length_of_update, numbers_in, to
 from equipoise.hospitals.bounds import absurd, chance, share_of, size_of
 from equipoise.hospitals.exchange import PUBLISH, FlowerOptions, Hospitals, Post, RemoteVersions, Roster
 from equipoise.hospitals.journal import Journal
-from equipoise.hospitals.replies import words_of
+from equipoise.hospitals.replies import plausible, words_of
 from equipoise.hospitals.secure_sums import SummingHospitals
 
 
@@ -165,6 +165,8 @@ class FlowerEngine(Engine):
                 r.site: size for r in replies if (size := _size(entry, r.payload, ask.message(r.site))) is not None
             }
             per_image = {site: size / max(self.roster.examples.get(site, 1), 1) for site, size in sizes.items()}
+            if rule_of(text) == "images":
+                continue  # hospitals differ in size, and they have described theirs
             adds_up = rule_of(text) in ("by_class", "total") and "loss" in entry
             quantities.append((f"'{entry}'", per_image, guessed) if adds_up else (f"'{entry}'", sizes, 0.0))
         return quantities
@@ -201,6 +203,10 @@ class FlowerEngine(Engine):
             claimed, rule = reply.payload.get(entry), rule_of(text)
             if claimed is None:
                 continue
+            if isinstance(claimed, int | float) and not plausible(claimed):
+                return f"'{entry}' is {words_of(claimed)}, which no work comes to"
+            if rule == "steps" and not (isinstance(claimed, int | float) and 1 <= claimed <= self._most_steps(told)):
+                return f"'{entry}' is {words_of(claimed)}, which its training does not come to"
             if rule == "images" and told is not None and (type(claimed) is not int or claimed != told):
                 return f"it claims {words_of(claimed)} training images, but has {told}"
             if rule == "counts" and counts is not None and not _same_counts(claimed, counts):
@@ -208,6 +214,13 @@ class FlowerEngine(Engine):
             if rule in ("share", "shares") and not (isinstance(claimed, int | float) and 0 <= claimed <= 1):
                 return f"'{entry}' is {words_of(claimed)}, which is no share"
         return super()._own_problem(reply, ask)
+
+    def _most_steps(self, images: int | None) -> float:
+        """How long the local training of so many images can be in steps, with the momentum of those before."""
+        train = self.setting.config.train
+        in_epoch = math.inf if images is None else math.ceil(images / train.batch_size) + 1
+        steps = train.steps or train.epochs * in_epoch
+        return steps / (1 - min(train.optimiser.momentum, 0.999))
 
 
 def loss_of(counts: Mapping[str, Tensor]) -> float:

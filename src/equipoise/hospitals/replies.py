@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from equipoise.contract.protocol import Tensors
+from equipoise.core.table import LARGEST_COUNT
 from equipoise.hospitals.parcels import KINDS, UnreadableParcel, read_counts
 from equipoise.tasks import Task
 
@@ -15,6 +17,11 @@ from equipoise.tasks import Task
 FACTS = ("loss", "examples", "steps", "seconds")
 #: characters of a site's own words that are passed on
 LONGEST_WORDS = 500
+
+
+def plausible(value: float) -> bool:
+    """Whether a number is one that arithmetic can hold; NaN and infinity are, for a model that diverged has them."""
+    return abs(value) <= (LARGEST_COUNT if isinstance(value, int) else math.inf) or value != value
 
 
 def words_of(error: Any) -> str:
@@ -52,7 +59,9 @@ def read_noted(
         for name, value in facts.items():
             if name not in FACTS or isinstance(value, bool) or not isinstance(value, int | float):
                 raise UnreadableParcel(f"'{name[:LONGEST_WORDS]}' is no entry that a site may report")
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as problem:
+            if not plausible(value) or (name != "loss" and not value >= 0):
+                raise UnreadableParcel(f"'{name}' is {words_of(value)}, which no work comes to")
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as problem:
         raise UnreadableParcel(f"it is incomplete ({type(problem).__name__}: {words_of(problem)})") from None
     return {"kept": bool(kept), "measures": measures, "facts": facts}
 
