@@ -204,3 +204,20 @@ def test_a_damaged_config_of_a_run_is_told_in_words(tmp_path, settings):
     path.write_text(path.read_text().replace("[train]", "[train", 1))
     with pytest.raises(UserError, match=r"config\.toml, which the run wrote, is not valid TOML"):
         run_tiny(folder, "fedavg", *settings, resume=True)
+
+
+def test_a_file_that_may_not_grow_is_told_in_words(tmp_path, capsys, monkeypatch):
+    """By a limit of the shell or a quota: the kernel says that the file is too large."""
+    resource = pytest.importorskip("resource")
+    from equipoise.cli.app import main
+
+    monkeypatch.setattr("sys.argv", ["equipoise", "run", "--out", str(tmp_path / "run"), *settings(*SHORT)])
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, usual[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and "File too large" in told and "Traceback" not in told

@@ -223,3 +223,11 @@ def test_a_parcel_that_is_no_parcel_is_no_lie_to_believe(tmp_path):
 
     folder = Hospitals(tmp_path, post=Garbles).run()
     assert all(list(event["missing"]) == ["site 2"] for event in events(folder, "round"))
+
+
+def test_a_tensor_under_many_names_takes_the_memory_of_one():
+    """Or a small message could fill the server's memory."""
+    half = seal(prepare({"model": {str(place): torch.full((64,), 0.5) for place in range(50)}}, half=True))
+    assert len(half.tensors) == 1
+    payload, _ = open_parcel(half)
+    assert len({tensor.data_ptr() for tensor in payload["model"].values()}) == 1

@@ -24,8 +24,8 @@ class FolderBusy(UserError):
     """Another process is at work in a run's folder."""
 
 
-#: a full disk, a missing or forbidden path, a name too long: what the user can mend
-_USERS_ERRNOS = {1, 2, 13, 17, 20, 21, 28, 30, 36, 122}
+#: a full or broken disk, a missing or forbidden path, a name or file too long, too many files: what the user can mend
+_USERS_ERRNOS = {1, 2, 5, 13, 17, 20, 21, 23, 24, 27, 28, 30, 36, 40, 116, 122}
 
 
 def is_users(problem: BaseException) -> bool:

@@ -154,7 +154,8 @@ def open_parcel(
         missing = set(wanted) - known.keys()
         if missing:
             raise MissingTensors(f"{len(missing)} tensors were left out that are not at hand")
-        tensors = {name: _unpacked(entry, known, (exact or {}).get(name)) for name, entry in entries.items()}
+        widths: dict[tuple[str, str], Tensor] = {}  # many names of one tensor take no more memory than one
+        tensors = {name: _unpacked(entry, known, (exact or {}).get(name), widths) for name, entry in entries.items()}
         payload = unflatten(tensors, header["plain"])
         check_payload(payload, "a parcel")
     except (KeyError, TypeError, AttributeError, AssertionError) as problem:
@@ -162,10 +163,17 @@ def open_parcel(
     return payload, {digest: known[digest] for digest in wanted}
 
 
-def _unpacked(entry: Mapping[str, str], known: Mapping[str, Tensor], exact: Tensor | None) -> Tensor:
+def _unpacked(
+    entry: Mapping[str, str],
+    known: Mapping[str, Tensor],
+    exact: Tensor | None,
+    widths: dict[tuple[str, str], Tensor],
+) -> Tensor:
     packed, dtype = known[entry["digest"]], KINDS[entry["dtype"]]
     if "change" not in entry:
-        return packed.to(dtype)
+        key = entry["digest"], entry["dtype"]
+        widths[key] = widths[key] if key in widths else packed.to(dtype)
+        return widths[key]
     if exact is None or exact.shape != packed.shape or exact.dtype != dtype:
         raise UnreadableParcel("it tells a change of a tensor that was not sent")
     scale = known[entry["scale"]] if "scale" in entry else None
