@@ -14,7 +14,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 #: quick forms that take more than some seconds
-SLOW = ("cpu", "flower", "growth", "overhead", "presets", "spread")
+SLOW = ("cpu", "flower", "gpu", "growth", "overhead", "presets", "spread")
 NEEDS = re.compile(r'^NEEDS = "(.*)"$', re.MULTILINE)
 
 
