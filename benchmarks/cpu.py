@@ -1,7 +1,7 @@
 """The same CPU job on a plain loop, Equipoise and its peers, each in a fresh process, seen from outside.
 
     python benchmarks/cpu.py [--python-pfl PATH] [--python-flower PATH] [--python-nvflare PATH] [--python-fedlab PATH]
-        [--repeats 3] [--out results/benchmarks]
+        [--repeats 3] [--reduced] [--out results/benchmarks]
 
 The job: FedAvg, 10 sites of 200 images (3 x 32 x 32), a CNN of 544,840 parameters, one local epoch a round in
 batches of 32, SGD, 5 rounds, no evaluation; one thread. All engines train the same batches from the same weights.
@@ -38,6 +38,7 @@ from watch import Usage, watch
 PEERS = Path(__file__).parent / "peers"
 PEER_NAMES = ("pfl", "flower", "nvflare", "fedlab")
 JOB = {"sites": 10, "images": 200, "rounds": 5, "batch": 32, "lr": 0.02, "classes": 8, "pixels": 32, "seed": 1}
+REDUCED = {"sites": 4, "rounds": 3}
 QUICK = {"sites": 3, "images": 40, "rounds": 2}
 #: ResNet-18 is some ten times as heavy as the job's net
 RESNET_JOB = {"sites": 4, "images": 100}
@@ -186,7 +187,7 @@ def engines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             Contender("nvflare", "nvflare_run", arguments.python_nvflare, ("torch", "nvflare"), once=True),
         ]
     )
-    job = JOB | (QUICK if arguments.quick else {})
+    job = JOB | (QUICK if arguments.quick else REDUCED if arguments.reduced else {})
     runs = measure(contenders, write_job(folder / "job", job), folder, arguments.repeats)
     base, rows = runs["plain-loop"], []
     for name, found in runs.items():
@@ -229,17 +230,22 @@ def main() -> None:
     for peer in PEER_NAMES:
         parser.add_argument(f"--python-{peer}", default=sys.executable, help=f"an interpreter that has {peer}")
     parser.add_argument("--repeats", type=int, default=3, help="turns; at least 2, to see whether results repeat")
+    parser.add_argument("--reduced", action="store_true", help="one turn of 4 sites and 3 rounds, engines alone")
     parser.add_argument("--quick", action="store_true", help="a tiny job, to try the script")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     arguments = parser.parse_args()
-    arguments.repeats = 1 if arguments.quick else arguments.repeats
+    arguments.repeats = 1 if arguments.quick or arguments.reduced else arguments.repeats
     with tempfile.TemporaryDirectory() as folder:
-        result = engines(arguments, Path(folder) / "engines") | variants(arguments, Path(folder) / "variants")
+        result = engines(arguments, Path(folder) / "engines")
+        result |= {} if arguments.reduced else variants(arguments, Path(folder) / "variants")
     result["command"] = "python benchmarks/cpu.py" + "".join(f" --python-{peer} PATH" for peer in PEER_NAMES)
-    result["command"] += f" --repeats {arguments.repeats}" + (" --quick" if arguments.quick else "")
+    result["command"] += (
+        f" --repeats {arguments.repeats}" + " --quick" * arguments.quick + " --reduced" * arguments.reduced
+    )
     result["machine"] = {"cores": os.cpu_count(), "load_at_end": round(os.getloadavg()[0], 2)}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "cpu.json").write_text(json.dumps(result, indent=1))
+    name = "cpu-reduced.json" if arguments.reduced else "cpu.json"
+    (arguments.out / name).write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
