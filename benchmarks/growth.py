@@ -32,12 +32,14 @@ SIZES = {
     "classes": ((10, 100, 1_000), (10, 100)),
     "rounds": ((100, 1_000, 10_000), (10, 50)),
     "runs": ((10, 100, 1_000), (5, 10)),
+    "deputies": ((10, 40, 160), (2, 4)),
 }
 WORDS = {
     "sites": "sites, 10 of which train in a round",
     "classes": "classes, 100 models scored on 400 images each",
     "rounds": "rounds in a log of 10 sites",
     "runs": "finished runs in a study",
+    "deputies": "sites' nets of 9.5 MB that PRR's server merges, replies in files",
 }
 Spent = dict[str, float]
 
@@ -170,11 +172,37 @@ def of_runs(size: int, folder: Path) -> Spent:
     return found
 
 
+def of_deputies(size: int, folder: Path) -> Spent:
+    """The nets of `size` sites, merged as PRR's server does; replies lie in files, as they do beyond a budget."""
+    import torch
+
+    from equipoise.components._fourier_merging import layer_kinds, merge_deputies
+    from equipoise.contract.config import NetConfig
+    from equipoise.contract.protocol import Replies, Reply
+    from equipoise.engine.payload_files import SpilledPayload, write_payload
+    from equipoise.nets import build_net
+
+    net, replies, found = build_net(NetConfig(name="vgg16-slim"), num_classes=8, channels=3), [], Spent()
+    draws = torch.Generator().manual_seed(1)
+    floats = {entry: tensor for entry, tensor in net.state_dict().items() if tensor.is_floating_point()}
+    for site in range(size):
+        path = folder / f"{site}.safetensors"
+        own = {entry: torch.randn(tensor.shape, generator=draws) for entry, tensor in floats.items()}
+        write_payload(path, {"model": own})
+        replies.append(Reply(f"site {site}", SpilledPayload(path)))
+    kinds = {entry: kind for entry, kind in layer_kinds(net).items() if entry in floats}
+    with spent(found, "merging"):
+        _, merged = merge_deputies(Replies(replies), kinds, 0.8)
+    found["merged nets, MB"] = sum(tensor.nbytes for tensor in merged.values()) / 2**20
+    return found
+
+
 MEASURES: dict[str, Callable[[int, Path], Spent]] = {
     "sites": of_sites,
     "classes": of_classes,
     "rounds": of_rounds,
     "runs": of_runs,
+    "deputies": of_deputies,
 }
 
 

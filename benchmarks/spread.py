@@ -28,9 +28,9 @@ from equipoise.engine.worker_pool import deal
 from watch import watch
 
 SETTINGS = (
-    "net.name='resnet18'",
+    "net.name='small-cnn'",
     "train.rounds=3",
-    "train.epochs=1",
+    "train.epochs=3",
     "data.phantom.sites=8",
     "data.phantom.images=960",
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 from flwr.supercore.inflatable import inflatable_object
@@ -12,6 +15,7 @@ from equipoise.hospitals.brisk import quicken
 from equipoise.hospitals.compression import RESIDUAL, compress, residuals_of, rounded, with_residuals, without_residuals
 from equipoise.hospitals.exchange import FlowerOptions
 from equipoise.hospitals.parcels import Packer, Parcel, UnreadableParcel, open_parcel, prepare, seal, widened
+from equipoise.hospitals.post import LANES, GridPost
 from equipoise.hospitals.records import RecordMaker
 from harness import assert_same_bits, events, server_state
 from postbox import Hospitals, Postbox
@@ -151,6 +155,21 @@ def test_parts_of_a_model_that_a_site_does_not_change_do_not_come_back(tmp_path)
     assert sizes and all(size < 0.1 * model for size in sizes)
 
 
+def test_a_model_that_the_server_does_not_change_goes_down_once(tmp_path):
+    class Weighs(Postbox):
+        def carry(self, site, parcel):
+            sizes.setdefault(site, []).append(parcel.size)
+            return super().carry(site, parcel)
+
+    sizes = {}
+    two = ("data.phantom.sites=2", "train.aggregation='uniform'")  # of two equal numbers the mean is that number
+    settings = ("train.rounds=3", "train.steps=1", "train.optimiser.lr=1e-30", "net.name='small-cnn'", *two)
+    folder = Hospitals(tmp_path, "fedavg", *settings, post=Weighs).run()
+    model = sum(tensor.nbytes for tensor in server_state(folder).values())
+    for own in sizes.values():
+        assert len(own) > 6 and model < sum(own) < 1.3 * model
+
+
 def test_tensors_that_messages_share_are_packed_once_and_hashed_once(monkeypatch):
     weight, packer = torch.randn(700, 700), Packer()
     one, other = (packer.prepare({"model": {"w": weight}, "own": {"v": torch.full((2,), n)}}) for n in (1.0, 2.0))
@@ -166,3 +185,21 @@ def test_tensors_that_messages_share_are_packed_once_and_hashed_once(monkeypatch
         with inflatable_object.no_object_id_recompute():
             inflatable_object.get_all_nested_objects(maker.make(Parcel(f"message {number}", shared.tensors)))
     assert sum(size > weight.nbytes / 2 for size in hashed) == 1
+
+
+def test_replies_are_pulled_in_lanes_that_overlap():
+    """Each pull waits until all lanes pull: one after the other, the first would wait in vain."""
+    together = threading.Barrier(LANES, timeout=30)
+
+    class Grid:
+        def __init__(self):
+            self.asked = []
+
+        def pull_messages(self, lane):
+            together.wait()
+            self.asked += lane
+            return [*lane]
+
+    grid, wanted = Grid(), [f"message {number}" for number in range(10)]
+    found = GridPost(grid, {})._pull(wanted, time.monotonic() + 60)
+    assert sorted(found) == sorted(grid.asked) == sorted(wanted)
