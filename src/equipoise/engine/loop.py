@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,41 +15,26 @@ import torch
 
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method, Setting
-from equipoise.contract.protocol import Ask, Conversation, Replies, payload_bytes
+from equipoise.contract.protocol import Ask, Conversation, Replies
 from equipoise.core.errors import UserError
-from equipoise.core.plugins import described
 from equipoise.core.storage import write_text
 from equipoise.core.streams import stream
-from equipoise.core.version import __version__
 from equipoise.data.federation import Federation
 from equipoise.engine.allocator import keep_freed_memory
 from equipoise.engine.beside import beside
 from equipoise.engine.checkpoint import Checkpoints, Manifest
-from equipoise.engine.disclosure import run_sheet
 from equipoise.engine.engine import Engine
 from equipoise.engine.evaluation import TRAINED, Evaluator, Score, pack_scores, unpack_scores
 from equipoise.engine.events import EventLog
 from equipoise.engine.image_scores import FILE, write_image_scores
 from equipoise.engine.local_engine import LocalEngine
-from equipoise.engine.opening import (
-    alone,
-    approximate,
-    cautions,
-    check_new,
-    data_told,
-    ineffective,
-    resumed,
-    rounds_before,
-    warned_on_resume,
-    without_own_loss,
-)
+from equipoise.engine.opening import check_new, data_told, resumed, rounds_before, warned_on_resume
 from equipoise.engine.payload_files import claimed_folder
 from equipoise.engine.pictures import PICTURES, write_pictures
-from equipoise.engine.private import CERTIFICATE, certificate, check_private
 from equipoise.engine.selection import Selection
+from equipoise.engine.start import check_run, opening_warnings, start_facts
 from equipoise.engine.summing import ALL_SITES
 from equipoise.engine.volume_scores import VOLUMES, write_volume_scores
-from equipoise.nets import Net
 
 ATTEMPTS = 3
 Turns = Generator[None, None, None]
@@ -116,7 +99,7 @@ class Run:
         """The run as a generator that yields between steps, so that several runs can share a device."""
         torch.set_num_threads(self.config.compute.threads)
         keep_freed_memory()
-        self._check()
+        check_run(self.config, self.method, self.setting, self.federation, self.sites)
         with self.make_engine(self.method, self.setting, self.federation, self.folder) as self.engine:
             self.server = self.method.server_class(self.config)(self.setting)
             self.evaluator = Evaluator(self.engine, self.server, self.federation)
@@ -141,26 +124,6 @@ class Run:
 
     # ---- beginning ---------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Check what can be checked before anything is written."""
-        if not self.sites:
-            few = f" of a class in at least privacy.least = {told}" if (told := self.config.privacy.limit) > 1 else ""
-            raise UserError(f"{self.federation.name}: no site has training images{few}")
-        if self.method.pooled and self.config.privacy.limit > 1:
-            raise UserError(
-                f"{self.config.method} pools all images, so privacy.least = {self.config.privacy.limit} holds nothing "
-                "back; set it to 0, or choose another method"
-            )
-        check_private(self.config, self.method, self.setting)
-        least = self.config.train.min_sites
-        if least > len(self.sites):
-            raise UserError(f"train.min_sites = {least}, but {len(self.sites)} sites have training images")
-        if self.config.least_answers > len(self.sites):
-            raise UserError(
-                f"privacy.secure_sums adds up {self.config.least_answers} sites at least, but {len(self.sites)} have "
-                "training images: with two, each could compute the other's values; add sites, or set it to false"
-            )
-
     def _open(self, resume: bool) -> Manifest | None:
         """The checkpoint to go on from, if any."""
         if resume:
@@ -172,55 +135,9 @@ class Run:
     def _start(self) -> None:
         """Write down what is known before the first round."""
         write_text(self.folder / "config.toml", self.config.to_toml())
-        net = self.setting.new_net()
-        warnings = [
-            *self.federation.warnings,
-            *ineffective(self.setting, self.method, self._tested_sites(), self.selection.view),
-            *approximate(self.config.privacy.limit, self.data_told),
-            *alone(self.setting, self.method, self.sites),
-            *cautions(self.setting, self.method, self.data_told["sites"]),
-            *without_own_loss(self.setting, self.method),
-            *self.setting.options.cautions(self.setting, self.data_told["sites"]),
-        ]
-        self._tell(
-            "start",
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            run=self.config.run_name,
-            method=self.config.composition,
-            version=__version__,
-            device=self.setting.device.type,
-            config=self.config.model_dump(mode="json"),
-            **self.data_told,
-            task=self.setting.task.name,
-            image_size=self.federation.image_size,
-            channels=self.federation.channels,
-            **self._of_encoder(net),
-            warnings=warnings,
-            plugins=[vars(described(kind, name)) for kind, name in self.config.used_plugins()],
-            disclosure=run_sheet(self.method, self.engine.client, type(self.setting.task)),
-            paper=self.method.paper,
-            parameters=sum(p.numel() for p in net.parameters()),
-            model_bytes=payload_bytes({"net": net.state_dict()}),
-            **self._certified(),
-        )
-
-    def _certified(self) -> dict[str, Any]:
-        """What holds of each site's images under differential privacy, written into the folder and the log."""
-        if self.config.privacy.epsilon is None:
-            return {}
-        found = certificate(self.config, self.federation, self.engine.sees_images)
-        write_text(self.folder / CERTIFICATE, json.dumps(found, indent=2) + "\n")
-        return {"certificate": found}
-
-    def _of_encoder(self, net: Net) -> dict[str, Any]:
-        """What a run with a frozen encoder tells besides: the shape of its features, and what the encoder is like."""
-        if net.frozen_parameters:
-            return {"encoder": {"parameters": net.frozen_parameters}}
-        seen = self.federation.features
-        if seen is None:
-            return {}
-        encoder = {"parameters": seen.parameters, "seconds": seen.seconds}
-        return {"features": list(seen.shape), "encoder": {key: v for key, v in encoder.items() if v is not None}}
+        tested, view = self._tested_sites(), self.selection.view
+        warnings = opening_warnings(self.engine, self.federation, self.data_told, self.sites, tested, view)
+        self._tell("start", **start_facts(self.engine, self.federation, self.data_told, warnings, self.folder))
 
     def _go_on(self, latest: Manifest) -> None:
         """Write down that the run goes on after its last complete round."""
