@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -20,6 +21,7 @@ from equipoise.studies.same_data import kinds
 from equipoise.studies.study_file import PART_TITLES, StudyConfig
 from equipoise.studies.study_intervals import HIGHER_IS_BETTER, StudyIntervals, study_intervals
 
+Made = TypeVar("Made")
 SCOPE_SENTENCES = {
     "sites": "Mean over sites; personal models where the method has them, else the global model.",
     "trained": "Mean over sites; models as sites hold them right after local training, where a method has such.",
@@ -114,6 +116,11 @@ class StudyResults:
         }
 
     @cached_property
+    def made(self) -> dict[tuple[str, str], Any]:
+        """Tables of a data set that several files show, by what makes them: they are made once."""
+        return {}
+
+    @cached_property
     def rule(self) -> str:
         """How the reported rounds of all runs were chosen."""
         return selection_rule(self.runs, self.study.part)
@@ -128,6 +135,19 @@ class StudyResults:
                 text = f"{key} = {json.dumps(value)} instead of {json.dumps(wanted)}"
                 found.setdefault(text, []).append(run)
         return [f"{text} ({holders(self.rows, runs)})" for text, runs in found.items()]
+
+
+def once(make: Callable[[StudyResults, str], Made]) -> Callable[[StudyResults, str], Made]:
+    """Make something of a data set once, for all files that show it."""
+
+    @wraps(make)
+    def made(results: StudyResults, data: str) -> Made:
+        key = make.__name__, data
+        if key not in results.made:
+            results.made[key] = make(results, data)
+        return results.made[key]
+
+    return made
 
 
 def selection_rule(runs: Iterable[RunResult], part: str) -> str:

@@ -57,12 +57,11 @@ class DataSeen:
 
 def kinds(owners: Iterable[tuple[Owner, DataSeen]]) -> list[list[Owner]]:
     """Runs that saw the same images, together; a single list if no run's data conflict with another's."""
-    found: list[list[tuple[Owner, DataSeen]]] = []
+    found: list[tuple[list[Owner], set[DataSeen]]] = []
     for owner, seen in owners:
-        for own in found:
-            if not any(seen.conflicts(other) for _, other in own):
-                own.append((owner, seen))
-                break
-        else:
-            found.append([(owner, seen)])
-    return [[owner for owner, _ in own] for own in found]
+        kind = next((kind for kind in found if not any(seen.conflicts(other) for other in kind[1])), None)
+        if kind is None:
+            found.append(kind := ([], set()))
+        kind[0].append(owner)
+        kind[1].add(seen)
+    return [own for own, _ in found]

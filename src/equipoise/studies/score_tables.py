@@ -14,7 +14,7 @@ from equipoise.report.wording import UNKNOWN
 from equipoise.statistics import FEWEST_PAIRS, SIGNIFICANT, Comparison, Spread, compare_with_best
 from equipoise.studies import remarks
 from equipoise.studies.grid import listed
-from equipoise.studies.results import StudyResults, selection_rule
+from equipoise.studies.results import StudyResults, once, selection_rule
 from equipoise.studies.rows import RowResult, holders
 from equipoise.studies.same_data import kinds
 from equipoise.studies.study_intervals import HIGHER_IS_BETTER
@@ -238,6 +238,7 @@ class StudyTable:
         return found
 
 
+@once
 def tables_of(results: StudyResults, data: str) -> list[StudyTable]:
     """The tables of one data set that have something to show: not those whose only finished row, such as the base line,
     waits for others to compare with and stands in another table already."""

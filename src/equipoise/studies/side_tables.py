@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from equipoise.report.measured import TITLES, unit_of
 from equipoise.report.sheet import Sheet, sheet
-from equipoise.studies.results import StudyResults, selection_rule
+from equipoise.studies.results import StudyResults, once, selection_rule
 from equipoise.studies.row_cost import COLUMNS, cost_caption, cost_cells
 from equipoise.studies.rows import RowResult, federation_of
 from equipoise.studies.score_tables import decimals, number, paper_title, seeds_note
@@ -16,6 +16,7 @@ MOST_SITES = 12
 PARTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
+@once
 def side_tables(results: StudyResults, data: str) -> list[Sheet]:
     """All of them, in order; captions name the data set where the study has several."""
     rows = [row for row in results.of(data) if row.runs]
