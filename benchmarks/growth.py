@@ -1,6 +1,6 @@
 """How cost grows with sites that do not train, classes, rounds and runs of a study: a curve and its exponent for each.
 
-    python benchmarks/growth.py [--only sites,classes,rounds,runs] [--sizes 10,100] [--quick] [--out results/benchmarks]
+    python benchmarks/growth.py [--only sites,rounds,report] [--sizes 10,100] [--quick] [--out results/benchmarks]
 
 Each point is a fresh process of one thread. Seconds are CPU seconds; memory is the process's peak above that before the
 work began. An exponent of 0 is flat, 1 is linear, 2 is quadratic: the slope of a straight line through the logarithms.
@@ -33,6 +33,7 @@ SIZES = {
     "rounds": ((100, 1_000, 10_000), (10, 50)),
     "runs": ((10, 100, 1_000), (5, 10)),
     "deputies": ((10, 40, 160), (2, 4)),
+    "report": ((10, 100, 1_000), (5, 10)),
 }
 WORDS = {
     "sites": "sites, 10 of which train in a round",
@@ -40,6 +41,7 @@ WORDS = {
     "rounds": "rounds in a log of 10 sites",
     "runs": "finished runs in a study",
     "deputies": "sites' nets of 9.5 MB that PRR's server merges, replies in files",
+    "report": "sites in the report of a run of 500 rounds, scored after every round and after local training",
 }
 Spent = dict[str, float]
 
@@ -197,12 +199,46 @@ def of_deputies(size: int, folder: Path) -> Spent:
     return found
 
 
+def of_report(size: int, folder: Path) -> Spent:
+    """The report of 500 rounds in which `size` sites train and are scored twice."""
+    from equipoise.report import read_run, write_report
+    from equipoise.report.page import render  # noqa: F401  its imports are no part of a report
+
+    rounds, found, log = 500, Spent(), folder / "run" / "events.jsonl"
+    events = [json.loads(line) for line in one_run(folder / "one")]
+    names = [f"site {number}" for number in range(1, size + 1)]
+    start = events[0] | {"sites": [events[0]["sites"][0] | {"name": name} for name in names]}
+    done = next(event for event in events if event["event"] == "round")
+    done |= {"sites": dict.fromkeys(names, next(iter(done["sites"].values())))}
+    scored = {event["view"]: event for event in events if event["event"] == "evaluation" and event["round"] == 1}
+    final = next(event for event in events if event["event"] == "final" and event["scope"] == "site")
+    lines = [json.dumps(event | {"round": -1, "site": name}) for event in scored.values() for name in names]
+    log.parent.mkdir()
+    with log.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(start) + "\n")
+        for number in range(1, rounds + 1):
+            file.write(json.dumps(done | {"round": number}) + "\n")
+            file.writelines(line.replace('"round": -1', f'"round": {number}', 1) + "\n" for line in lines)
+        file.writelines(json.dumps(final | {"site": name}) + "\n" for name in names)
+        others = [event for event in events if event["event"] == "final" and event["scope"] != "site"]
+        file.writelines(json.dumps(event) + "\n" for event in [*others, {"event": "end", "seconds": 1.0}])
+    found["log, MB"] = log.stat().st_size / 1e6
+    with spent(found, "reading"):
+        run = read_run(folder / "run")
+    with spent(found, "tables and page"):
+        page = write_report([run])
+    found["the report, CPU s"] = found["reading, CPU s"] + found["tables and page, CPU s"]
+    found["report, MB"] = page.stat().st_size / 1e6
+    return found
+
+
 MEASURES: dict[str, Callable[[int, Path], Spent]] = {
     "sites": of_sites,
     "classes": of_classes,
     "rounds": of_rounds,
     "runs": of_runs,
     "deputies": of_deputies,
+    "report": of_report,
 }
 
 

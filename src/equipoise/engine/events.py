@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from equipoise.core.errors import UserError
 
@@ -106,8 +106,8 @@ def first_event(path: Path) -> dict[str, Any]:
 def read_event(line: bytes) -> dict[str, Any] | None:
     """The event in a line; None where there is no whole one."""
     try:
-        event = orjson.loads(line)
-    except ValueError:  # perhaps a number that only the slower parser reads
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError):  # perhaps a number that only the slower parser reads
         try:
             event = json.loads(line)
         except ValueError:

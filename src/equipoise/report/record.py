@@ -15,18 +15,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from orjson import loads
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 from pydantic import ValidationError
 
 from equipoise.core.errors import UserError, as_text
 from equipoise.engine.events import read_event
-from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Selection, Start
+from equipoise.report.log_lines import KINDS, Evaluation, Final, Line, Round, Selection, Start, View
 from equipoise.report.validation_scores import validation_scores
 
 #: what the lines of a frame of scores tell besides the metrics
 TOLD = ("part", "rule", "round", "rounds", "view", "scope", "site", "recall", "confusion", "spread", "offset")
+KEY = ("round", "place", "offset")
 #: the numbers of a site's work in a round, and what stands for one that is not told
-WORK = {"loss": nan, "seconds": 0.0, "examples": 0, "sent": 0, "received": 0}
+WORK: dict[str, float] = {"loss": nan, "seconds": 0.0, "examples": 0, "sent": 0, "received": 0}
 
 
 @dataclass(frozen=True)
@@ -164,39 +166,53 @@ def scores_frame(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=columns).fillna({"site": ""}).astype(kinds)
 
 
+class ScoreLine(Struct, gc=False):
+    """What frames take of an evaluation's line: the parser skips the rest, and makes nothing of it."""
+
+    round: int
+    part: str
+    view: View
+    site: str
+    metrics: dict[str, float | None]
+
+
+SCORE, score_in = b'{"event": "evaluation", ', Decoder(ScoreLine).decode
+
+
 class Columns:
-    """Numbers by name, line after line, in one array for each set of names: a line costs one call and no object."""
+    """Numbers by name of a round and place, line after line, in arrays: a line costs one call and no object."""
 
     def __init__(self) -> None:
         self.layouts: dict[tuple[str, ...], tuple[array, array]] = {}
-        self.count = 0
+        """Keys and values of the lines that have the same names."""
 
-    def add(self, told: Mapping[str, float | None]) -> None:
-        """Append a line; what is not known is NaN."""
+    def add(self, told: Mapping[str, float | None], key: tuple[int, int, int]) -> None:
+        """Append a line of a round, place and offset in the log; what is not known is NaN."""
         names = tuple(told)
         try:
-            values, lines = self.layouts[names]
+            keys, values = self.layouts[names]
         except KeyError:
-            values, lines = self.layouts[names] = array("d"), array("q")
+            keys, values = self.layouts[names] = array("q"), array("d")
         size = len(values)
         try:
             values.extend(told.values())  # type: ignore[arg-type]
         except TypeError:
             del values[size:]
             values.extend([float(nan if value is None else value) for value in told.values()])
-        lines.append(self.count)
-        self.count += 1
+        keys.extend(key)
 
-    def frame(self) -> pd.DataFrame:
-        """The lines in their order."""
-        every = [
-            pd.DataFrame(np.frombuffer(values).reshape(len(lines), -1), np.frombuffer(lines, "int64"), [*names])
-            for names, (values, lines) in self.layouts.items()
-            if names
-        ]
-        if len(every) == 1 and len(every[0]) == self.count:
-            return every[0]
-        return (pd.concat(every) if every else pd.DataFrame()).reindex(range(self.count))
+    def frame(self, repeats: bool) -> pd.DataFrame:
+        """The lines by round, in their order; where some may be `repeats`, the last one of a round and place."""
+        every = [pd.DataFrame(columns=[*KEY], dtype="int64")] if not self.layouts else []
+        for names, (keys, values) in self.layouts.items():
+            numbers = np.frombuffer(values).reshape(-1, len(names)) if names else np.empty((len(keys) // 3, 0))
+            told = pd.DataFrame(np.frombuffer(keys, "int64").reshape(-1, 3), columns=[*KEY])
+            every.append(pd.concat([told, pd.DataFrame(numbers, columns=[*names])], axis=1))
+        frame = every[0] if len(every) == 1 else pd.concat(every).sort_values("offset", kind="stable")
+        if repeats:
+            frame = frame[~frame.duplicated(["round", "place"], keep="last")]
+        ordered = frame["round"].is_monotonic_increasing
+        return frame if ordered and len(every) == 1 else frame.sort_values("round", kind="stable", ignore_index=True)
 
 
 @dataclass
@@ -206,12 +222,8 @@ class _Reading:
     kept: dict[str, dict[Any, Line]] = field(default_factory=lambda: {"start": {}, "selection": {}, "final": {}})
     rounds: dict[int, tuple[float, float | None, Mapping[str, float], Mapping[str, str]]] = field(default_factory=dict)
     works: Columns = field(default_factory=Columns)
-    visits: array = field(default_factory=lambda: array("q"))
-    """The round and site of each line of work."""
     sites: dict[str, int] = field(default_factory=dict)
     scores: Columns = field(default_factory=Columns)
-    scored: array = field(default_factory=lambda: array("q"))
-    """The round, place and offset of each score."""
     places: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """Part, view and site of scores."""
     actions: dict[int, int] = field(default_factory=dict)
@@ -221,16 +233,19 @@ class _Reading:
     """Whether a line may stand for one that came before it."""
     seconds: float | None = None
 
-    def take(self, event: Mapping[str, Any], offset: int) -> None:
+    def take(self, event: Mapping[str, Any] | ScoreLine, offset: int) -> None:
         """Take in one event. A resumed run writes again what followed its last checkpoint: the later line counts."""
+        if isinstance(event, ScoreLine):
+            key = event.part, event.view, event.site
+            place = self.places.get(key)
+            if place is None:
+                place = self.places[key] = len(self.places)
+            self.scores.add(event.metrics, (event.round, place, offset))
+            return
         match event.get("event"):
             case "evaluation":
-                place = self.places.get((event["part"], event["view"], event["site"]))
-                if place is None or type(event["round"]) is not int:
-                    own = Evaluation.model_validate(event)
-                    place = self.places.setdefault((own.part, own.view, own.site), len(self.places))
-                self.scores.add(event["metrics"])
-                self.scored.extend((int(event["round"]), place, offset))
+                own = Evaluation.model_validate(event)
+                self.take(ScoreLine(own.round, own.part, own.view, own.site, own.metrics), offset)
             case "round":
                 self._round(event)
             case "start" | "selection" | "final" as kind:
@@ -253,34 +268,27 @@ class _Reading:
             for site in every:
                 self.sites.setdefault(site, len(self.sites))
         for site, told in every.items():
-            self.works.add(told)
-            self.visits.extend((number, self.sites[site]))
+            self.works.add(told, (number, self.sites[site], 0))
         entries, missing = event.get("entries", {}), event.get("missing", {})
         self.rounds[number] = float(event["seconds"]), event.get("lr"), entries, missing
 
     def work(self) -> pd.DataFrame:
         """A line per round and site."""
-        rounds, sites = np.frombuffer(self.visits, "int64").reshape(-1, 2).T
-        counts = dict.fromkeys(["examples", "sent", "received"], "int64")
-        own = self.works.frame().reindex(columns=[*WORK]).fillna(WORK).astype(counts)
-        return self._latest({"round": rounds, "site": _named(sites, [*self.sites])}, own, rounds, sites)
+        told = self.works.frame(self.repeats)
+        own = told.reindex(columns=["round", *WORK]).fillna(WORK)
+        own.insert(1, "site", _named(told["place"], [*self.sites]))
+        return own.astype(dict.fromkeys(["examples", "sent", "received"], "int64"))
 
     def evaluations(self) -> pd.DataFrame:
-        """A line per score of a site after a round, in the order of rounds."""
-        rounds, places, offsets = np.frombuffer(self.scored, "int64").reshape(-1, 3).T
-        first: dict[str, Any] = {"round": rounds, "offset": offsets, "scope": _named(np.zeros_like(rounds), ["site"])}
-        for name, own in zip(("part", "view", "site"), zip(*self.places) if self.places else ((), (), ())):
+        """A line per score of a site after a round."""
+        told = self.scores.frame(self.repeats)
+        places = told.pop("place")
+        for at, name in enumerate(("part", "view", "site"), start=1):
+            own = [place[at - 1] for place in self.places]
             codes = {each: code for code, each in enumerate(dict.fromkeys(own))}
-            first[name] = _named(np.array([codes[each] for each in own], "int64")[places], [*codes])
-        return self._latest(first, self.scores.frame(), rounds, places)
-
-    def _latest(self, first: Mapping[str, Any], numbers: pd.DataFrame, rounds: Any, places: Any) -> pd.DataFrame:
-        """A frame in the order of rounds, with the last of the lines of a round and place."""
-        frame = pd.concat([pd.DataFrame(first), numbers.set_axis(range(len(numbers)))], axis=1, copy=False)
-        if (np.diff(rounds) < 0).any() or self.repeats:
-            last = ~pd.DataFrame({"round": rounds, "place": places}).duplicated(keep="last")
-            frame = frame[last].sort_values("round", kind="stable", ignore_index=True)
-        return frame
+            told.insert(at, name, _named(np.array([codes[each] for each in own], "int64")[places], [*codes]))
+        told.insert(4, "scope", _named(np.zeros(len(told), "int64"), ["site"]))
+        return told
 
 
 def _named(codes: np.ndarray, names: Sequence[str]) -> pd.Categorical:
@@ -324,7 +332,7 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
-def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any] | ScoreLine]]:
     """The events with their line numbers and places in the file; an interruption's damage is stated in `cut`.
 
     Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged. The last
@@ -336,14 +344,13 @@ def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, 
         for number, line in enumerate(file, start=1):
             place, before = offset, checksum
             offset, checksum = offset + len(line), zlib.crc32(line, checksum)
-            try:
-                event = loads(line)
-            except ValueError:
-                event = read_event(line)  # perhaps a number that only the slower parser reads
-            if type(event) is dict and not broken and event.get("event") != "end":
-                yield number, place, event
-                continue
-            event = event if isinstance(event, dict) else None
+            if not broken and line.startswith(SCORE):
+                try:
+                    yield number, place, score_in(line)
+                    continue
+                except DecodeError:  # what is wrong with it is found out below
+                    pass
+            event = read_event(line)
             if event is None and not line.strip():
                 continue
             if broken and not (event is not None and event.get("event") == "resumed"):
@@ -361,7 +368,7 @@ def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, 
         )
 
 
-def _explained(source: Path, number: int, event: dict[str, Any], problem: Exception) -> dict[str, Any]:
+def _explained(source: Path, number: int, event: Any, problem: Exception) -> dict[str, Any]:
     """The event as its model reads it, where that is possible; else what is wrong with it."""
     kind = str(event.get("event"))
     try:
