@@ -594,3 +594,11 @@ def test_without_flower_the_commands_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(UserError, match=r"needs Flower: install the extra flower: pip install 'flwr>?"):
         deploy_cli._prepare()
+
+
+@pytest.mark.parametrize("words", [["server", "x.toml"], ["site", "x.toml"], ["pilot"]])
+def test_windows_is_refused_in_words(words, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="by signals, which Windows lacks"):
+        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)

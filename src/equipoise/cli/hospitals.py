@@ -60,6 +60,15 @@ def _prepare() -> None:
     os.umask(0o077)
 
 
+def _refuse_windows() -> None:
+    """Say that processes cannot be run here: they are stopped by signals that only POSIX has."""
+    if sys.platform == "win32":
+        raise UserError(
+            "server, site and pilot stop their processes by signals, which Windows lacks; run them on Linux, in WSL "
+            "or in the container"
+        )
+
+
 def _tell_stop(text: str) -> None:
     """One line for the user who stopped a command, and for the log of a service."""
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -105,6 +114,7 @@ def server(
 
     Run a config with the hospitals that a file names, and write the report.
     """
+    _refuse_windows()
     _prepare()
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import check_config, running_superlink
@@ -161,6 +171,7 @@ def site(
 
     Let a hospital take part: check its data and the connection, then answer the server until stopped.
     """
+    _refuse_windows()
     _prepare()
     from equipoise.hospitals.deployment_files import SiteFile
     from equipoise.hospitals.descriptions import describe
@@ -264,6 +275,7 @@ def pilot(
 
     Rehearse a deployment on this machine: SuperLink and sites as processes, with TLS, ending in the report.
     """
+    _refuse_windows()
     _prepare()
     from equipoise.engine.payload_files import refuse_foreign
     from equipoise.hospitals.coordinator import running_superlink

@@ -212,7 +212,7 @@ def _check_device(name: str) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("compute.device = 'cuda', but this machine has no usable GPU; use --device cpu")
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"compute.device = {name!r}: only cpu and cuda are supported")
+        raise UserError(f"compute.device = {name!r}: only auto, cpu and cuda are supported; on a Mac use cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"compute.device = {name!r}, but this machine has {torch.cuda.device_count()} usable GPUs")
 
