@@ -139,9 +139,9 @@ def _put(base: sqlite3.Connection, study: StudyConfig, cell: Cell, stamp: str) -
         raise DamagedRun(f"{cell.folder / LOG} tells of no {lacking}; {REMEDY}")
     tables["logs"] = pd.DataFrame([{"stamp": stamp, "start": json.dumps(start), "told": json.dumps(told)}])
     for table, own in tables.items():
-        lines = own.assign(run=cell.label).astype(object)
+        lines = own.assign(run=cell.label)
         places = f"({', '.join(lines)}) VALUES ({', '.join('?' * lines.shape[1])})"
-        base.executemany(f"INSERT INTO {table} {places}", lines.where(lines.notna(), None).itertuples(index=False))
+        base.executemany(f"INSERT INTO {table} {places}", lines.itertuples(index=False, name=None))  # NaN is NULL there
 
 
 def _told(record: RunRecord, part: str, together: int) -> dict[str, Any]:

@@ -120,8 +120,8 @@ class RowResult:
 
     def values(self, metric: str, by_site: bool) -> dict[Hashable, float]:
         """One score by seed, or by seed and site."""
-        lines = self.lines[(self.lines["metric"] == metric) & (self.lines["view"] == self.view)].dropna()
-        lines = lines[lines["scope"] == ("site" if by_site else "mean")]
+        scope = "site" if by_site else "mean"
+        lines = self.reported[(self.reported["metric"] == metric) & (self.reported["scope"] == scope)]
         return lines.set_index(["seed", "site"] if by_site else "seed")["value"].to_dict()
 
     def places(self, scope: str) -> dict[str, str]:
@@ -130,9 +130,22 @@ class RowResult:
         Models that sites hold right after training are not taken to cohorts: another kind that was stands there.
         """
         order = (self.view, *VIEWS[self.scope]) if scope == "cohort" else (self.view,)
-        measured = self.lines[self.lines["scope"] == scope].groupby("site", sort=False)["view"].unique()
-        chosen = {site: next((view for view in order if view in views), None) for site, views in measured.items()}
-        return {str(site): view for site, view in chosen.items() if view is not None}
+        measured = self.measured.get(scope, {}).items()
+        chosen = {site: next((view for view in order if view in views), None) for site, views in measured}
+        return {site: view for site, view in chosen.items() if view is not None}
+
+    @cached_property
+    def reported(self) -> pd.DataFrame:
+        """The known scores of the models that the row reports, a line per number."""
+        return self.lines[self.lines["view"] == self.view].dropna()
+
+    @cached_property
+    def measured(self) -> dict[str, dict[str, list[str]]]:
+        """The views that were measured, by scope and site."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for scope, site, view in self.lines[["scope", "site", "view"]].drop_duplicates().itertuples(index=False):
+            found.setdefault(scope, {}).setdefault(site, []).append(view)
+        return found
 
     @cached_property
     def validation(self) -> Spread | None:

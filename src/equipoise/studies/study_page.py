@@ -61,7 +61,8 @@ def render(results: StudyResults) -> str:
 def _runs(results: StudyResults) -> Sheet:
     """Every finished run."""
     primary = results.study.primary
-    found = [(row.values(primary, by_site=False).get(run.cell.seed), run) for row in results.rows for run in row.runs]
+    scores = ((row, row.values(primary, by_site=False)) for row in results.rows)
+    found = [(own.get(run.cell.seed), run) for row, own in scores for run in row.runs]
     names = {"Run": [run.cell.label for _, run in found], "Method": [run.cell.row.method for _, run in found]}
     columns = {
         "Seed": [str(run.cell.seed) for _, run in found],
