@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -508,3 +509,12 @@ def test_a_pool_ends_though_its_workers_do_not_answer():
     closing.start()
     closing.join(120)
     assert not closing.is_alive()
+
+
+def test_a_worker_that_is_killed_between_two_asks_is_told_in_words(tmp_path, monkeypatch):
+    def broken(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
+    with pytest.raises(UserError, match="a worker process was ended from outside"):
+        run_tiny(tmp_path, "fedavg", "compute.workers=2")

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,13 @@ class Pool:
             own = [requests[place] for place in places]
             states = {r.site: now for r in own if (now := self.engine.states.current(r.site))}
             letters = mail if isinstance(mail, Path) else {r.site: mail[r.site] for r in own}
-            futures.append((places, pool.submit(_work, own, letters, states, version)))
+            with _told_in_words():
+                futures.append((places, pool.submit(_work, own, letters, states, version)))
         outcomes: dict[int, Outcome | SiteFailure] = {}
         for places, future in futures:
             yield
-            try:
+            with _told_in_words():
                 answers = future.result()
-            except BrokenProcessPool:
-                raise UserError(
-                    "a worker process was ended from outside (out of memory?); "
-                    "try fewer --workers, and --resume to go on after the last complete round"
-                ) from None
             for place, answer in zip(places, answers):
                 outcomes[place] = self._received(requests[place], version, answer)
         return [outcomes[place] for place in range(len(requests))]
@@ -131,6 +128,18 @@ class Pool:
             for process in [*(pool._processes or {}).values()]:
                 process.kill()
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _told_in_words() -> Iterator[None]:
+    """A killed worker is met when work is handed out, or when it is waited for."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was ended from outside (out of memory?); "
+            "try fewer --workers, and --resume to go on after the last complete round"
+        ) from None
 
 
 def dearest_first(costs: Sequence[float]) -> list[int]:
