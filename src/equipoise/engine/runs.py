@@ -166,7 +166,10 @@ def refuse_idle_options(settings: Sequence[str], method: str, components: Sequen
     for setting in settings:
         table = setting.partition(".")[0].strip()
         if table in method_names() and table != name:
-            raise UserError(f"--set {setting}: the method is {name}, on which options of {table} have no effect")
+            raise UserError(
+                f"--set {setting}: the method is {name}, on which options of {table} have no effect; leave it out, or "
+                f"use --method {table}"
+            )
         if table in component_names() and table not in used:
             raise UserError(f"--set {setting}: the component {table} was not put on {name}; add --with {table}")
 

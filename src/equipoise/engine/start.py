@@ -36,7 +36,10 @@ def check_run(config: Config, method: Method, setting: Setting, federation: Fede
         )
     check_private(config, method, setting)
     if config.train.min_sites > len(sites):
-        raise UserError(f"train.min_sites = {config.train.min_sites}, but {len(sites)} sites have training images")
+        raise UserError(
+            f"train.min_sites = {config.train.min_sites}, but {len(sites)} sites have training images; "
+            f"set it to {len(sites)} or less"
+        )
     if config.least_answers > len(sites):
         raise UserError(
             f"privacy.secure_sums adds up {config.least_answers} sites at least, but {len(sites)} have training "

@@ -130,8 +130,11 @@ class NetConfig(Table):
         known = net_names()
         if ":" not in name and name not in known and not is_plugin("net", name):
             close = meant(name, [*known, *entry_names("net")])
-            hint = f"; did you mean '{close}'?" if close else ""
-            raise ValueError(f"there is no net '{name}'{hint} nets: {', '.join(known)}, or from outside: see net.name")
+            hint = f"; did you mean '{close}'?" if close else ";"
+            raise ValueError(
+                f"there is no net '{name}'{hint} nets: {', '.join(known)}; `equipoise settings net` tells how to name "
+                "one of your own"
+            )
         return name
 
     @model_validator(mode="before")
@@ -157,7 +160,10 @@ class NetConfig(Table):
         if self.name != ADAPTER:
             for key in OF_ADAPTERS:
                 if getattr(self, key) != usual[key].default:
-                    raise ValueError(f"net.{key} is for the net adapter, and the net is {self.name}; leave it out")
+                    raise ValueError(
+                        f"net.{key} is for the net adapter, and the net is {self.name}; leave it out, or name an "
+                        "encoder (--encoder)"
+                    )
         return self
 
     @model_validator(mode="before")
