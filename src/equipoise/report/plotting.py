@@ -100,7 +100,7 @@ def library() -> str:
     """Plotly's script from the installed package, compressed, in base64."""
     try:
         source = files("plotly") / "package_data" / "plotly.min.js"
-        return base64.b64encode(gzip.compress(source.read_bytes(), 6, mtime=0)).decode()
+        return base64.b64encode(gzip.compress(source.read_bytes(), 4, mtime=0)).decode()
     except (ModuleNotFoundError, FileNotFoundError):
         raise UserError("Reports need Plotly, which is not installed here. Run: pip install plotly") from None
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -233,19 +233,19 @@ class _Reading:
     """Whether a line may stand for one that came before it."""
     seconds: float | None = None
 
-    def take(self, event: Mapping[str, Any] | ScoreLine, offset: int) -> None:
+    def score(self, line: ScoreLine, offset: int) -> None:
+        """Take in a score."""
+        place = self.places.get((line.part, line.view, line.site))
+        if place is None:
+            place = self.places.setdefault((line.part, line.view, line.site), len(self.places))
+        self.scores.add(line.metrics, (line.round, place, offset))
+
+    def take(self, event: Mapping[str, Any], offset: int) -> None:
         """Take in one event. A resumed run writes again what followed its last checkpoint: the later line counts."""
-        if isinstance(event, ScoreLine):
-            key = event.part, event.view, event.site
-            place = self.places.get(key)
-            if place is None:
-                place = self.places[key] = len(self.places)
-            self.scores.add(event.metrics, (event.round, place, offset))
-            return
         match event.get("event"):
             case "evaluation":
                 own = Evaluation.model_validate(event)
-                self.take(ScoreLine(own.round, own.part, own.view, own.site, own.metrics), offset)
+                self.score(ScoreLine(own.round, own.part, own.view, own.site, own.metrics), offset)
             case "round":
                 self._round(event)
             case "start" | "selection" | "final" as kind:
@@ -302,7 +302,7 @@ def read_run(path: Path) -> RunRecord:
     if not source.is_file():
         raise UserError(f"{path} is not a run folder: it has no events.jsonl. Name a folder made by `equipoise run`.")
     read, cut = _Reading(), list[str]()
-    for number, offset, event in _events(source, cut):
+    for number, offset, event in _events(source, cut, read.score):
         try:
             read.take(event, offset)
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
@@ -332,8 +332,11 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
-def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, Any] | ScoreLine]]:
-    """The events with their line numbers and places in the file; an interruption's damage is stated in `cut`.
+def _events(
+    source: Path, cut: list[str], score: Callable[[ScoreLine, int], None]
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The events with their line numbers and places in the file, without sound scores, which go to `score`; an
+    interruption's damage is stated in `cut`.
 
     Only the last line, or the one before a `resumed` event, can be cut off: elsewhere the file is damaged. The last
     event tells a checksum of all lines before it; older versions wrote none.
@@ -346,10 +349,12 @@ def _events(source: Path, cut: list[str]) -> Iterator[tuple[int, int, dict[str, 
             offset, checksum = offset + len(line), zlib.crc32(line, checksum)
             if not broken and line.startswith(SCORE):
                 try:
-                    yield number, place, score_in(line)
-                    continue
+                    found = score_in(line)
                 except DecodeError:  # what is wrong with it is found out below
                     pass
+                else:
+                    score(found, place)
+                    continue
             event = read_event(line)
             if event is None and not line.strip():
                 continue
