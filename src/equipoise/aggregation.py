@@ -167,28 +167,30 @@ def fourier_average(
     check_choice("parts", parts, ("both", "amplitude", "phase"))
     if not 0 <= band <= 1:
         raise UserError(f"band={band}: the share of frequencies that sites share lies between 0 and 1")
-    signals = _as_signals(tensors, kind)
+    signals = _as_signals(tensors[:1], kind)  # of one site: how those of all look
     axes = (-1,) if kind == "classifier" else (-2, -1)
     if not all(_half_width(signals.shape[axis], band) for axis in axes):
         return tensors.clone()
-    portions = signals.split(max(MOST_TRANSFORMED // max(signals[0].numel(), 1), 1))
-    whole = _spectra(signals, axes) if len(portions) == 1 else None  # else transformed twice, some sites at a time
+    portions = tensors.split(max(MOST_TRANSFORMED // max(signals.numel(), 1), 1))
+    # Several portions are transformed twice, some sites at a time.
+    whole = _spectra(_as_signals(tensors, kind), axes) if len(portions) == 1 else None
 
     def spectra() -> Iterator[Tensor]:
-        return iter([whole]) if whole is not None else (_spectra(portion, axes) for portion in portions)
+        several = (_spectra(_as_signals(portion, kind), axes) for portion in portions)
+        return several if whole is None else iter([whole])
 
     mean = _mean_spectrum(spectra(), len(tensors), phase)
     taken = _shares_taken(signals, band, axes)
     sizes = [signals.shape[axis] for axis in axes]
     shared = mean * taken
-    merged = []
-    for own in spectra():
+    merged = torch.empty_like(tensors, memory_format=torch.contiguous_format)
+    for own, target in zip(spectra(), merged.split(len(portions[0]))):
         if parts != "both":
             amplitude, angle = (own.abs(), mean.angle()) if parts == "phase" else (mean.abs(), own.angle())
             shared = torch.polar(amplitude, angle.expand_as(own)).mul_(taken)
         mixed = own.mul_(1 - taken).add_(shared)
-        merged.append(torch.fft.irfftn(mixed, s=sizes, dim=axes).to(tensors.dtype))
-    return _as_weights(torch.cat(merged) if len(merged) > 1 else merged[0], tensors, kind).contiguous()
+        target.copy_(_as_weights(torch.fft.irfftn(mixed, s=sizes, dim=axes), target, kind))
+    return merged
 
 
 def _spectra(signals: Tensor, axes: tuple[int, ...]) -> Tensor:
