@@ -91,15 +91,15 @@ def _files(old: Mapping[str, Path], new: Mapping[str, Path]) -> Iterator[str]:
             yield f"{name}: only the {'old' if name in old else 'new'} run has it"
             continue
         (before, plain_before), (after, plain_after) = read_tensors(old[name]), read_tensors(new[name])
-        if name.endswith("scores.safetensors"):  # further predictions of single images change no score
+        if scores := name.endswith("scores.safetensors"):  # further predictions of single images change no score
             after = {tensor: value for tensor, value in after.items() if tensor in before}
-            plain_before, plain_after = (_without(plain, {"entries"}) for plain in (plain_before, plain_after))
         for tensor in sorted(before.keys() | after.keys()):
             if tensor not in before or tensor not in after:
                 yield f"{name}: only the {'old' if tensor in before else 'new'} run has {tensor}"
             elif how := before[tensor].differs(after[tensor]):
                 yield f"{name}: {tensor}: {how}"
-        yield from differing(plain_before, plain_after, f"{name} (plain values)")
+        if not scores:  # theirs tell whose predictions they are
+            yield from differing(plain_before, plain_after, f"{name} (plain values)")
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
