@@ -40,9 +40,10 @@ TABLES = {
     "logs": "run TEXT PRIMARY KEY, stamp TEXT, start TEXT, told TEXT",
 }
 LEFT_OUT = "was left out of round"
-#: errors that the disk is to blame for; of a folder that only can be read; and the part of a code that names its kind
+#: errors of a full or failing disk, and of a folder that can only be read
 DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 READ_ONLY = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+#: the part of an error's code that names its kind
 PRIMARY = 0xFF
 #: seconds that one process waits while another reads logs
 PATIENCE = 600.0

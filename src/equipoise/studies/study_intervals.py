@@ -85,7 +85,7 @@ def study_intervals(rows: Sequence[RowResult], metrics: Sequence[str], part: str
     """The intervals of rows on one data set; None where no run has kept predictions of what the rows report.
 
     Args:
-        metrics: those of the study, the first of which compares rows; areas under curves only of so many images
+        metrics: those of the study; the first one compares rows
         part: the images whose scores are shown
     """
     kept = {row.row.name: _predictions(row) for row in rows if row.view != "trained"}
