@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from equipoise.core.errors import UserError
 from equipoise.report import headline, read_run, selection_note, to_csv, to_latex, write_report
 from equipoise.report.curves import flat, metric_curves, retrogress
+from equipoise.report.evidence_tables import sub_group_sheets
 from equipoise.report.run_comparison import balanced, chance, class_recall, finding, overlaid_learning, unseen_recall
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
@@ -776,6 +777,43 @@ def test_examples_of_images_are_shown_of_the_phantom_and_of_nothing_else_unless_
     assert with_config("phantom", "auto") and not with_config("phantom", "hidden")
     assert not with_config("ham10000", "auto") and with_config("ham10000", "shown")
     assert not allowed(dataclasses.replace(run, start=run.start.model_copy(update={"config": {}}))), "an older run"
+
+
+def test_a_metric_from_outside_stands_in_the_tables(tmp_path: Path):
+    events = list(run_events("fedavg", "global", TRAIN, 2))
+    for event in events:
+        if event["event"] == "final":
+            event["metrics"]["cost_of_errors"] = 0.3125
+    page = Page(write_report([write_events(tmp_path / "run", events)]))
+    heads = next(row for row in page.rows if row[:2] == ["View", "Scope"])
+    assert heads[-1] == "Cost of errors"
+    assert next(row for row in page.rows if row[:2] == ["global", "pooled"])[-1] == "31.25"
+
+
+def test_an_audit_stands_in_the_report_the_rarest_class_first(tmp_path: Path):
+    folder = write_run(tmp_path / "run", rounds=2)
+    groups = [
+        {"scope": scope, "name": name, "members": 35, "others": 9, "auc": [0.625, 0.5, 0.75], "found": found}
+        for scope, name, found in (("class", "vascular", [0.125, 0.0, 0.25]), ("site", "Vienna", [None, None, None]))
+    ]
+    told = {"attack": "LiRA", "shadows": 16, "false_positives": 0.01, "groups": groups}
+    (folder / "audit.json").write_text(json.dumps(told))
+    page = Page(write_report([folder]))
+    assert ["class", "vascular", "35", "62.50 (50.00 to 75.00)", "12.50 (0.00 to 25.00)"] in page.rows
+    assert ["site", "Vienna", "35", "62.50 (50.00 to 75.00)", "–"] in page.rows
+
+
+def test_sub_groups_of_images_have_tables_where_their_columns_are_known(tmp_path: Path):
+    folder = run_tiny(tmp_path / "run")
+    assert sub_group_sheets(read_run(folder)) == []
+    with np.load(folder / "predictions.npz") as file:
+        columns = dict(file)
+    device = np.where(np.arange(len(columns["label"])) % 2, "old", "new")
+    np.savez_compressed(folder / "predictions.npz", **columns, **{"extra:device": device})
+    (shown,) = sub_group_sheets(read_run(folder))
+    assert {name[0] for name, _ in shown.lines} == {"old", "new"} and shown.heads[:2] == ["Device", "Images"]
+    of = (columns["split"] == "test") & (columns["view"] == "global")
+    assert sum(int(name[1].replace(",", "")) for name, _ in shown.lines) == of.sum()
 
 
 # ---- tables as files, and words ------------------------------------------------------------------------

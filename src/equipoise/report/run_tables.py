@@ -12,7 +12,7 @@ from markupsafe import Markup
 from equipoise.mask_metrics import MASK_METRICS
 from equipoise.metrics import METRICS
 from equipoise.report.measured import EVERY, main_metric
-from equipoise.report.record import RunRecord
+from equipoise.report.record import TOLD, RunRecord
 from equipoise.report.sheet import Sheet, tabular
 from equipoise.report.wording import percent
 
@@ -44,6 +44,8 @@ COLUMNS = [
 ]
 #: the columns of each task
 OF_TASKS = [{metric.name for metric in metrics if metric.in_tables} for metrics in (METRICS, MASK_METRICS)]
+#: what a frame of results holds besides metrics from outside
+KNOWN = {*TOLD, *(metric.name for metric in EVERY), *(column.name for column in _OVER_SITES), "n"}
 SITE_COLUMNS = [column for column in COLUMNS if column not in _OVER_SITES]
 SCOPE_TITLES = {"mean": "mean over sites", "pooled": "pooled", "cohort": "cohort", "site": "site"}
 #: lines that agree in these measure the same kind of thing
@@ -102,11 +104,13 @@ def _told(run: RunRecord) -> pd.DataFrame:
 
 
 def columns_of(rows: pd.DataFrame, columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The columns of the tasks whose metrics some rows have."""
+    """The columns of the tasks whose metrics some rows have, and of metrics from outside."""
     present = {name for name in rows if rows[name].notna().any()}
     absent = [names for names in OF_TASKS if not names & present]
     other = set().union(*absent) if len(absent) < len(OF_TASKS) else OF_TASKS[1]
-    return [column for column in columns if column.name not in other]
+    from_outside = [name for name in rows if name in present - KNOWN and rows[name].dtype == float]
+    found = [Column(name, name.replace("_", " ").capitalize(), name.replace("_", "\n")) for name in from_outside]
+    return [*(column for column in columns if column.name not in other), *found]
 
 
 def unlike(rows: pd.DataFrame) -> str:
