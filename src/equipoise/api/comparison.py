@@ -108,6 +108,8 @@ def compare(
     rows = [_row(name, row) for name, row in _by_name(methods).items()]
     rows += [_with_components(row, components) for row in rows if components]
     folder = Path(out) if out is not None else STUDIES / "-".join(str(row["name"]) for row in rows)
+    if not seeds:
+        raise UserError(f"seeds = {seeds!r} asks for no run; give their number, or the seeds themselves")
     raw: dict[str, Any] = {
         "name": folder.name,
         "seeds": list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds),
@@ -205,6 +207,8 @@ class Comparison:
         scores = self.scores()
         if metric not in scores.columns:
             raise UserError(f"there is no score {metric!r}; there are {', '.join(scores.columns[7:])}")
+        if scope not in {*scores["scope"]}:
+            raise UserError(f"there is no scope {scope!r}; there are {', '.join(scores['scope'].unique())}")
         own = scores[(scores["scope"] == scope) & (scores["view"] != "trained")]
         reported = own.sort_values("view").drop_duplicates(["method", "seed"], keep="last")  # personal comes last
         by_seed = reported.pivot(index="seed", columns="method", values=metric)

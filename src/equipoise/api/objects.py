@@ -48,6 +48,8 @@ def name_of(kind: str, given: Any) -> str:
     if kind == "source":
         if isinstance(given, ModuleType):
             return given.__name__ if "." in given.__name__ else f"{given.__file__}"
+        if not hasattr(given, "listing"):
+            raise UserError(f"source = {given!r} is no source of images; name one, such as 'folder:DIR'")
         return plugins.named(given, *(value for value in vars(given).values() if callable(value)), home=given)
     if not callable(given):
         raise UserError(f"{kind} = {given!r} is no function; give one, or the name of one")
@@ -61,6 +63,8 @@ def with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def component_settings(given: Sequence[str | type[Component] | Component]) -> dict[str, Any]:
     """The settings that a list of components stands for: their names, and the options of instances."""
+    if isinstance(given, str):
+        raise UserError(f'components = {given!r} is one name; give a list, such as ["margins"]')
     names: list[str] = []
     options: dict[str, Any] = {}
     for one in given:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,30 @@ from equipoise.data import load_federation
 from equipoise.data.federation import Federation, Site
 from equipoise.data.splits import PARTS
 from equipoise.engine.checkpoint import fingerprint
+from equipoise.engine.events import first_event
 from equipoise.engine.image_scores import ImageScores, Predictions, hashed_names, predictions_of
 from equipoise.engine.prediction import Predictor, probabilities_of, sites_with_models
+from equipoise.engine.runs import make_config
 
 if TYPE_CHECKING:
     from equipoise.api.result import Result
 
 #: images that a model sees at a time
 BATCH = 256
+
+
+def federation_like(result: Result, data: Mapping[str, Any], settings: Sequence[str] = ()) -> Federation:
+    """Labelled images as a run's models take them: of the run's size, made square as the run's were.
+
+    Args:
+        data: what differs from that, as settings of the table `data`
+        settings: the same as `key=value`
+    """
+    own = result.config.data
+    table: dict[str, Any] = {"size": first_event(result.path / "events.jsonl")["image_size"], "crop": own.crop}
+    table |= {"colour_constancy": own.colour_constancy} | ({"store": str(own.store)} if own.store else {})
+    keys = [text if text.startswith("data.") else f"data.{text}" for text in settings]
+    return load_federation(make_config(None, keys, data=table | dict(data)).data, result.config.seed)
 
 
 def predicted(result: Result, federation: Federation, site: str | None, split: str | None) -> Predictions:

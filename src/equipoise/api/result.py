@@ -14,7 +14,7 @@ import torch
 
 from equipoise.api import frames
 from equipoise.api.objects import component_settings, name_of
-from equipoise.api.other_data import BATCH, measured_masks, names_by_hash, predicted
+from equipoise.api.other_data import BATCH, federation_like, measured_masks, names_by_hash, predicted
 from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
@@ -204,7 +204,10 @@ class Result:
 
     def history(self, kind: Literal["evaluation", "training"] = "evaluation") -> pd.DataFrame:
         """The scores of every round, or with "training" the losses, times and traffic of every site."""
-        return {"evaluation": frames.evaluations, "training": frames.training}[kind](self.record())
+        kinds = {"evaluation": frames.evaluations, "training": frames.training}
+        if kind not in kinds:
+            raise UserError(f"there is no history {kind!r}; there are {', '.join(kinds)}")
+        return kinds[kind](self.record())
 
     def predictions(self, federation: Federation | None = None) -> pd.DataFrame:
         """What the selected models predict for each validation and test image.
@@ -267,7 +270,7 @@ class Result:
 
     def evaluate(
         self,
-        federation: Federation | None = None,
+        federation: Federation | str | None = None,
         site: str | None = None,
         split: str | None = None,
         by: str | Sequence[str] = (),
@@ -279,13 +282,16 @@ class Result:
         the run's own scores.
 
         Args:
-            federation: labelled images of the run's classes, with the run's size
+            federation: labelled images of the run's classes, with the run's size; or the name of a source, such as
+                `folder:DIR`, which is read as the run's images were
             site: measure this site's personal model; by default the global one, or every personal one
             split: only train, valid or test images; by default all
             by, interval: sub-groups and intervals, as in `scores`
         """
         columns = [by] if isinstance(by, str) else [*by]
         metrics = [metric.name for metric in METRICS] if interval else []
+        if isinstance(federation, str):
+            federation = federation_like(self, {"name": federation})
         if self.task.dense:
             if columns or interval:
                 raise UserError("sub-groups and intervals are of classification; leave by and interval out")

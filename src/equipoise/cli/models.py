@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from equipoise.cli.options import Columns, DataSettings, Layout, Root, data_table, given, listed
+from equipoise.cli.options import Columns, DataSettings, Layout, Root, data_table, listed
 from equipoise.cli.screen import console, plain_table, say
 from equipoise.core.errors import UserError
 
 if TYPE_CHECKING:
-    from equipoise.data import Federation
+    pass
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder")]
 #: what stands in place of a site's name
@@ -87,12 +87,13 @@ def evaluate(
     Without --data no image is read: scores are made anew from the run's predictions.
     """
     from equipoise.api import load_result
+    from equipoise.api.other_data import federation_like
 
     result = load_result(run_folder)
     table = data_table(data, root, layout, column)
     if data is None and (table or settings):
         raise UserError("--root, --layout, --column and --set say how --data is read; name the images with --data")
-    federation = None if data is None else _federation_for(result, table, settings)
+    federation = None if data is None else federation_like(result, table or {}, settings or ())
     columns = listed(by) or []
     found = result.evaluate(federation, site, split, columns, interval)
     if as_csv:
@@ -125,20 +126,6 @@ def _number(row: dict[str, Any], metric: Any) -> str:
     if value != value:
         return "-"
     return f"{value:.1f}" if low != low else f"{value:.1f}\n{low:.0f}-{high:.0f}"
-
-
-def _federation_for(result: Any, data: dict[str, Any] | None, settings: list[str] | None) -> Federation:
-    """Labelled images as the run's models take them: of the run's size, made square as the run's were."""
-    from equipoise.data import load_federation
-    from equipoise.engine.events import first_event
-    from equipoise.engine.runs import make_config
-
-    own = result.config.data
-    size = first_event(result.path / "events.jsonl")["image_size"]
-    alike = given(crop=own.crop, colour_constancy=own.colour_constancy, store=str(own.store) if own.store else None)
-    keys = [text if text.startswith("data.") else f"data.{text}" for text in settings or ()]
-    table = {"size": size} | (alike or {}) | (data or {})
-    return load_federation(make_config(None, keys, data=table).data, result.config.seed)
 
 
 def export(

@@ -192,6 +192,11 @@ def compare(
     if all((Path(name) / "events.jsonl").is_file() for name in methods):
         report([Path(name) for name in methods], out)
         return
+    for name in methods:
+        if Path(name).is_dir():
+            raise UserError(
+                f"{name} is a folder, but no run; name runs, or methods. `equipoise runs {name}` lists runs"
+            )
     from equipoise.api import compare as compare_methods
     from equipoise.contract.config_files import override
     from equipoise.core.table import dotted

@@ -141,6 +141,8 @@ def from_frame(
     **settings: Any,
 ) -> Federation:
     """See `Federation.from_frame`."""
+    if not hasattr(table, "columns"):
+        raise UserError(f"table is {type(table).__name__} and no pandas DataFrame; read your list with pandas.read_csv")
     targets = {"label": label} if mask is None else {"mask": mask}
     columns = {"path": path, **targets, "site": site, "group": group, "split": split}
     given = {name: column for name, column in columns.items() if column is not None}

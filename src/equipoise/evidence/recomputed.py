@@ -85,7 +85,7 @@ def scores_of(
         known = ", ".join(predictions.extra) or "none"
         raise UserError(
             f"the predictions have no column {unknown[0]!r} for sub-groups; there are: {known}. A run keeps "
-            "the further columns of its manifest (in Python: from_frame(..., subgroups=[...])). Add it there, then "
+            "the further columns of its manifest (in Python: subgroups= of from_frame and from_arrays). Add it there, then "
             "evaluate with --data"
         )
     weights = Weights([predictions], draws) if intervals else None
