@@ -309,6 +309,32 @@ def test_a_finished_model_is_evaluated_elsewhere(finished):
         finished.evaluate(eq.Federation.from_arrays(images, np.arange(40) % 2, ["x"] * 40))
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda result: result.history("losses"), "no history 'losses'; there are evaluation, training"),
+        (lambda result: eq.train("phantom", components="margins"), "give a list"),
+        (lambda result: eq.compare("phantom", ["fedavg"], seeds=0), "seeds = 0 asks for no run"),
+        (lambda result: eq.load_federation(None), "source = None is no source of images"),
+        (lambda result: eq.Federation.from_frame("list.csv"), "table is str and no pandas DataFrame"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_told_in_words(finished, call, told):
+    with pytest.raises(eq.UserError, match=told):
+        call(finished)
+    assert not Path("runs").exists() and not Path("studies").exists()
+
+
+def test_a_source_by_name_is_read_as_the_runs_images_were(finished):
+    for number, image in enumerate(IMAGES):
+        folder = Path("other clinic", finished.classes[number % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    table = finished.evaluate("folder:other clinic", site="site 1")
+    loaded = eq.load_federation("folder:other clinic", size=16)
+    assert table.equals(finished.evaluate(loaded, site="site 1"))
+
+
 def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(finished):
     with pytest.raises(eq.UserError, match=r"its folders .*run do"):
         eq.load_result(finished.path.parent)

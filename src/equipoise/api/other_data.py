@@ -36,10 +36,11 @@ def federation_like(result: Result, data: Mapping[str, Any], settings: Sequence[
         settings: the same as `key=value`
     """
     own = result.config.data
-    table: dict[str, Any] = {"size": first_event(result.path / "events.jsonl")["image_size"], "crop": own.crop}
-    table |= {"colour_constancy": own.colour_constancy} | ({"store": str(own.store)} if own.store else {})
+    table = {"size": first_event(result.path / "events.jsonl")["image_size"], "crop": own.crop}
+    table |= {"colour_constancy": own.colour_constancy, "store": str(own.store) if own.store else None, **data}
+    table = {key: value for key, value in table.items() if value is not None}
     keys = [text if text.startswith("data.") else f"data.{text}" for text in settings]
-    return load_federation(make_config(None, keys, data=table | dict(data)).data, result.config.seed)
+    return load_federation(make_config(None, keys, data=table).data, result.config.seed)
 
 
 def predicted(result: Result, federation: Federation, site: str | None, split: str | None) -> Predictions:
@@ -60,12 +61,12 @@ def predicted(result: Result, federation: Federation, site: str | None, split: s
                 if split in (None, part):
                     batches = np.array_split(np.arange(len(images)), max(1, -(-len(images) // BATCH)))
                     values = torch.cat([probabilities_of(predictor, images.images(batch)) for batch in batches])
-                    labels, guesses = labels_here[images.labels], values.argmax(1).numpy()
-                    whose = owner or place.name
-                    found.append(ImageScores(0, view, whose, place.name, part, labels, values.numpy(), guesses))
+                    whose, guesses = owner or place.name, values.argmax(1).numpy()
+                    found.append(ImageScores(0, view, whose, place.name, part, images.labels, values.numpy(), guesses))
     if not found:
         raise UserError(f"{federation.name} has no {split} image to evaluate on; leave split out for all images")
     told = replace(predictions_of(found, federation), classes=result.classes)
+    told.columns["label"] = labels_here[told.columns["label"]]
     if split is None:
         told.columns["split"] = np.full(len(told), "all")
     return told

@@ -193,10 +193,8 @@ def compare(
         report([Path(name) for name in methods], out)
         return
     for name in methods:
-        if Path(name).is_dir():
-            raise UserError(
-                f"{name} is a folder, but no run; name runs, or methods. `equipoise runs {name}` lists runs"
-            )
+        if "/" in name and Path(name).is_dir():
+            raise UserError(f"{name} is a folder, but no run; name runs or methods. `equipoise runs {name}` lists them")
     from equipoise.api import compare as compare_methods
     from equipoise.contract.config_files import override
     from equipoise.core.table import dotted

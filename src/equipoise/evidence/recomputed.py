@@ -85,8 +85,8 @@ def scores_of(
         known = ", ".join(predictions.extra) or "none"
         raise UserError(
             f"the predictions have no column {unknown[0]!r} for sub-groups; there are: {known}. A run keeps "
-            "the further columns of its manifest (in Python: subgroups= of from_frame and from_arrays). Add it there, then "
-            "evaluate with --data"
+            "the further columns of its manifest (in Python: subgroups= of from_frame and from_arrays). Add it there, "
+            "then evaluate with --data"
         )
     weights = Weights([predictions], draws) if intervals else None
     for where, chosen in sub_groups(predictions, ("split", "view"), by):

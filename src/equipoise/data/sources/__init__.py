@@ -188,7 +188,7 @@ def load(name: str) -> Any:
     if kind not in available:
         hint = _meant(name, [*available, *entry_names("source")])
         own = "for your own images folder:DIR or manifest:FILE"
-        raise UserError(f"unknown data {name!r}{hint}; known: {', '.join(available)}; {own}")
+        raise UserError(f"unknown data {name!r}{hint or '; known: ' + ', '.join(available)}; {own}")
     wanted = getattr(load_kind(kind), "ARGUMENT", "")
     form = f"{kind}:{wanted}" if wanted else kind
     if (form != kind) != bool(argument):
