@@ -63,6 +63,8 @@ class Metric:
     """Whether it is one of the few numbers that open the report of a run."""
     share: bool = True
     """Whether it is a share, which tables show in per cent."""
+    most: float = 1.0
+    """The highest score that there can be of a built-in metric, where intervals end; they begin at 0."""
     always: bool = True
     """Whether every run measures it; else only runs that choose rounds by it do."""
     guessing: float | None = None
@@ -89,6 +91,7 @@ LOSS = Metric(
     higher_is_better=False,
     in_tables=False,
     in_curves=True,
+    most=float("inf"),
 )
 
 #: every metric; the first one is the default
@@ -157,6 +160,7 @@ METRICS: tuple[Metric, ...] = (
         in_tables=False,
         always=False,
         has_retrogress=False,
+        most=5.0,
     ),
     Metric(
         "macro_precision",

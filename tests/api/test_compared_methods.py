@@ -76,6 +76,25 @@ def test_without_predictions_the_interval_is_over_seeds_alone(found, tmp_path):
     assert table["difference"].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"metric": "view"}, "no score 'view'"),
+        ({"metric": "round"}, "no score 'round'"),
+        ({"scope": "site"}, "no scope 'site'; there are mean and pooled"),
+    ],
+)
+def test_a_table_is_of_scores_with_one_number_for_each_run(asked, told, found):
+    with pytest.raises(eq.UserError, match=told):
+        found.table(**asked)
+
+
+def test_intervals_end_where_scores_do(found):
+    for name in ("balanced_auc", "worst_class_recall", *(c for c in found.scores() if c.startswith("recall("))):
+        table = found.table(name)
+        assert table["low"].min() >= 0 and table["high"].max() <= 1, name
+
+
 def _mean(run: Path, metric: str) -> float:
     finals = [e for e in events(run, "final") if e["scope"] == "mean" and e["view"] != "trained"]
     return finals[-1]["metrics"][metric]
@@ -116,7 +135,16 @@ def test_no_data_is_no_phantom(tmp_path, monkeypatch):
             start()
     with pytest.raises(eq.UserError, match="federation = ndarray is no federation"):
         eq.train(np.zeros(3), out="run")
+    with pytest.raises(eq.UserError, match="settings = .* is no table"):
+        eq.train("phantom", out="run", settings=["train.rounds=1"])
+    with pytest.raises(eq.UserError, match="asks for no run"):
+        eq.compare("phantom", ["fedavg"], seeds=-1, out="run")
     assert not Path("run").exists()
+
+
+def test_what_is_no_federation_is_not_evaluated_on(found):
+    with pytest.raises(eq.UserError, match="federation = int is no federation"):
+        found.results["plain", 1].evaluate(3)
 
 
 @pytest.mark.parametrize(

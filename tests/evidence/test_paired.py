@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.bootstrap import generator_of
 from equipoise.engine.image_scores import Predictions
-from equipoise.evidence.paired import SharedResamples, compared
+from equipoise.evidence.paired import RowEvidence, SharedResamples, compared
 from equipoise.evidence.recomputed import Weights
 
 
@@ -86,3 +86,9 @@ def test_places_draw_their_own_groups_and_models_at_one_place_share_them():
 
 def test_a_view_that_no_run_has_gives_no_evidence():
     assert SharedResamples({"m": {1: [predictions(1)]}}, "test").row("m", "personal", ["accuracy"]) is None
+
+
+def test_an_interval_of_few_seeds_ends_where_scores_do():
+    row = RowEvidence((1, 2), {"accuracy": np.array([0.1, 1.0])}, {"accuracy": np.array([[0.1], [1.0]]).repeat(99, 1)})
+    found = row.interval("accuracy")
+    assert (found.low, found.value, found.high) == (pytest.approx(0.0, abs=0.1), pytest.approx(0.55), 1.0)

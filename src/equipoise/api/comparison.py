@@ -28,7 +28,7 @@ from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.evidence.paired import SharedResamples, compared
+from equipoise.evidence.paired import MOST, SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
 from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
@@ -47,6 +47,9 @@ STUDY = "study.toml"
 LOW = tuple(metric.name for metric in METRICS if not metric.higher_is_better)
 #: columns of the difference from the best method: its interval, how probably the method is better, effect size
 DIFFERENCES = ("difference", "from", "to", "probability", "effect")
+#: what a number of `Comparison.scores` is of, and the scopes that have one number for each run
+PLACE = ("method", "seed", "view", "scope", "site", "split", "round")
+SCOPES = ("mean", "pooled")
 
 Row = str | Method | Mapping[str, Any]
 Methods = Sequence[str | Method] | Mapping[str, Row]
@@ -108,7 +111,7 @@ def compare(
     rows = [_row(name, row) for name, row in _by_name(methods).items()]
     rows += [_with_components(row, components) for row in rows if components]
     folder = Path(out) if out is not None else STUDIES / "-".join(str(row["name"]) for row in rows)
-    if not seeds:
+    if not seeds or (isinstance(seeds, int) and seeds < 0):
         raise UserError(f"seeds = {seeds!r} asks for no run; give their number, or the seeds themselves")
     raw: dict[str, Any] = {
         "name": folder.name,
@@ -205,16 +208,18 @@ class Comparison:
             scope: "mean" over sites, or "pooled" over all images
         """
         scores = self.scores()
-        if metric not in scores.columns:
-            raise UserError(f"there is no score {metric!r}; there are {', '.join(scores.columns[7:])}")
-        if scope not in {*scores["scope"]}:
-            raise UserError(f"there is no scope {scope!r}; there are {', '.join(scores['scope'].unique())}")
+        metrics = [name for name in scores.columns if name not in PLACE]
+        if metric not in metrics:
+            raise UserError(f"there is no score {metric!r}; there are {', '.join(metrics)}")
+        if scope not in SCOPES:
+            raise UserError(f"there is no scope {scope!r}; there are {' and '.join(SCOPES)}. scores() has every site")
         own = scores[(scores["scope"] == scope) & (scores["view"] != "trained")]
         reported = own.sort_values("view").drop_duplicates(["method", "seed"], keep="last")  # personal comes last
         by_seed = reported.pivot(index="seed", columns="method", values=metric)
         table = pd.DataFrame({"n": by_seed.count(), "mean": by_seed.mean(), "sd": by_seed.std()})
-        margin = [_margin(n, sd) for n, sd in zip(table["n"], table["sd"])]
-        table["low"], table["high"] = table["mean"] - margin, table["mean"] + margin
+        margin = pd.Series([_margin(n, sd) for n, sd in zip(table["n"], table["sd"])], table.index)
+        low, high = (0.0, MOST.get(metric, 1.0)) if metric in MOST or metric.startswith("recall(") else (None, None)
+        table["low"], table["high"] = ((table["mean"] + m).clip(low, high) for m in (-margin, margin))
         values = {str(name): (100 * column.dropna()).to_dict() for name, column in by_seed.items()}
         tests = {test.other: test.t_test_holm for test in compare_with_best(values, higher=metric not in LOW)}
         table["p"] = pd.Series(tests, dtype=float).reindex(table.index)
@@ -224,7 +229,7 @@ class Comparison:
 
     def _with_intervals(self, table: pd.DataFrame, metric: str, scope: str, views: Mapping[str, str]) -> pd.DataFrame:
         """The table with intervals over groups of images and seeds, and differences from the best method."""
-        if metric not in {known.name for known in METRICS}:  # a plug-in knows no resamples
+        if metric not in MOST:  # a plug-in knows no resamples
             return table.reindex(columns=[*table.columns, *DIFFERENCES])
         shared = SharedResamples(self._predictions, "test" if self._tested else "valid")
         rows = {name: shared.row(name, view, [metric], scope) for name, view in views.items()}

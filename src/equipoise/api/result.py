@@ -15,6 +15,7 @@ import torch
 from equipoise.api import frames
 from equipoise.api.objects import component_settings, name_of
 from equipoise.api.other_data import BATCH, federation_like, measured_masks, names_by_hash, predicted
+from equipoise.api.training_runs import refuse_no_federation
 from equipoise.contract.component import Component
 from equipoise.contract.config import Config
 from equipoise.contract.method import Method
@@ -292,6 +293,7 @@ class Result:
         metrics = [metric.name for metric in METRICS] if interval else []
         if isinstance(federation, str):
             federation = federation_like(self, {"name": federation})
+        refuse_no_federation(federation)
         if self.task.dense:
             if columns or interval:
                 raise UserError("sub-groups and intervals are of classification; leave by and interval out")

@@ -165,6 +165,8 @@ KEYS = {
 
 def named_settings(settings: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
     """Settings by dotted key: those that arguments stand for, and all others; none may be given twice."""
+    if not isinstance(settings, Mapping | None):
+        raise UserError(f"settings = {settings!r} is no table; give keys with their values: {{'train.rounds': 20}}")
     parts = component_settings(arguments.pop("components", ()))
     given = with_names({KEYS.get(name, name): value for name, value in arguments.items() if value is not None}) | parts
     more = with_names(dotted(settings or {}))
@@ -181,6 +183,11 @@ def refuse_no_data(federation: Any, settings: Mapping[str, Any], preset: str | P
             "federation is None, and no preset and no data.name tells the images; give a federation, or the name of a "
             "source such as 'phantom', the built-in images"
         )
+    refuse_no_federation(federation)
+
+
+def refuse_no_federation(federation: Any) -> None:
+    """Refuse what is neither a federation nor the name of a source."""
     if not isinstance(federation, Federation | str | None):
         raise UserError(
             f"federation = {type(federation).__name__} is no federation; make one with load_federation or "

@@ -18,6 +18,8 @@ from equipoise.tallies import Floats
 QUICK = ("confusion", "calibration")
 #: predictions of which areas under curves are resampled, in about twenty seconds; more would take minutes
 MOST_IMAGES = 200_000
+#: the highest score that there can be
+MOST = {metric.name: metric.most for metric in METRICS}
 
 
 def resampled_metrics(images: int) -> tuple[str, ...]:
@@ -39,9 +41,14 @@ class RowEvidence:
     resamples: Mapping[str, Floats]
 
     def interval(self, metric: str) -> Interval:
-        """The interval of the mean over seeds; groups of images are drawn, and seeds where there are several."""
+        """The interval of the mean over seeds; groups of images are drawn, and seeds where there are several.
+
+        It ends where scores do: deviations of few seeds, which are widened, may lead beyond.
+        """
         drawn = over_seeds(self.resamples[metric], generator_of("seeds"))
-        return interval(float(np.mean(self.values[metric])), drawn)
+        found = interval(float(np.mean(self.values[metric])), drawn)
+        low, high = np.clip([found.low, found.high], 0.0, MOST[metric])
+        return Interval(found.value, float(low), float(high))
 
     def of(self, seeds: Sequence[int]) -> RowEvidence:
         """The same of some of its seeds."""
