@@ -64,7 +64,7 @@ def test_scores_follow_from_the_confusion_matrices(study, benchmarks):
                     assert own["by_seed"] == pytest.approx(values, abs=1e-3)
                     assert own["mean"] == pytest.approx(np.mean(values), abs=1e-3)
                     assert own["low"] - 0.01 <= own["mean"] <= own["high"] + 0.01
-                    assert 0 <= own["low"] and own["high"] <= 100
+                    assert own["low"] >= 0 and own["high"] <= 100
 
 
 @pytest.mark.parametrize("study", ["dermoscopy", "isic"])

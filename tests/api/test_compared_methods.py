@@ -135,7 +135,7 @@ def test_no_data_is_no_phantom(tmp_path, monkeypatch):
             start()
     with pytest.raises(eq.UserError, match="federation = ndarray is no federation"):
         eq.train(np.zeros(3), out="run")
-    with pytest.raises(eq.UserError, match="settings = .* is no table"):
+    with pytest.raises(eq.UserError, match=r"settings = .* is no table"):
         eq.train("phantom", out="run", settings=["train.rounds=1"])
     with pytest.raises(eq.UserError, match="asks for no run"):
         eq.compare("phantom", ["fedavg"], seeds=-1, out="run")
