@@ -92,3 +92,11 @@ def test_an_interval_of_few_seeds_ends_where_scores_do():
     row = RowEvidence((1, 2), {"accuracy": np.array([0.1, 1.0])}, {"accuracy": np.array([[0.1], [1.0]]).repeat(99, 1)})
     found = row.interval("accuracy")
     assert (found.low, found.value, found.high) == (pytest.approx(0.0, abs=0.1), pytest.approx(0.55), 1.0)
+
+
+def test_the_probability_is_that_of_the_better_score_where_low_is_good():
+    runs = {name: {1: [predictions(1, skill)]} for name, skill in (("good", 4.0), ("bad", 0.5))}
+    shared = SharedResamples(runs, "test")
+    good, bad = (shared.row(name, "global", ["loss"]) for name in runs)
+    found = compared(good, bad, "loss")
+    assert found.difference.high < 0 and found.probability > 0.99

@@ -661,7 +661,7 @@ def test_a_log_is_read_once_and_again_when_it_has_changed(tmp_path, logs_read):
                for table in database.TABLES)  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", ["", "no database", "version"])
+@pytest.mark.parametrize("damage", ["", "no database", "version", "pages"])
 def test_a_database_that_is_lost_damaged_or_of_another_version_is_made_anew(tmp_path, logs_read, damage):
     study = make_up(made_up_study(), tmp_path)
     first = summary(collect(study, tmp_path))
@@ -669,6 +669,9 @@ def test_a_database_that_is_lost_damaged_or_of_another_version_is_made_anew(tmp_
     if damage == "version":
         with sqlite3.connect(path) as base:
             base.execute("PRAGMA user_version = 7")
+    elif damage == "pages":  # all after the first one
+        known = path.read_bytes()
+        path.write_bytes(known[:4096] + b"Z" * (len(known) - 4096))
     else:
         path.write_text(damage * 100)
     assert summary(collect(study, tmp_path)) == first and len(logs_read) == 14

@@ -28,9 +28,8 @@ from equipoise.core.validation import validated
 from equipoise.data.federation import Federation
 from equipoise.engine.image_scores import FILE, Predictions
 from equipoise.engine.payload_files import claimed_folder
-from equipoise.evidence.paired import MOST, SharedResamples, compared
+from equipoise.evidence.paired import LOW, MOST, SharedResamples, compared
 from equipoise.evidence.recomputed import read_predictions
-from equipoise.metrics import METRICS
 from equipoise.statistics import compare_with_best
 from equipoise.studies.checks import is_finished, refuse_idle_rows
 from equipoise.studies.devices import run_on_devices
@@ -43,8 +42,6 @@ from equipoise.studies.study_files import write_study
 STUDIES = Path("studies")
 #: the file in a comparison's folder that says what is compared; `equipoise study` takes it, too
 STUDY = "study.toml"
-#: scores of which the lowest is best
-LOW = tuple(metric.name for metric in METRICS if not metric.higher_is_better)
 #: columns of the difference from the best method: its interval, how probably the method is better, effect size
 DIFFERENCES = ("difference", "from", "to", "probability", "effect")
 #: what a number of `Comparison.scores` is of, and the scopes that have one number for each run
@@ -242,8 +239,7 @@ class Comparison:
                 found = compared(row, best, metric)
                 if found is not None:
                     gap = found.difference
-                    better = found.probability if metric not in LOW else 1 - found.probability
-                    told = (gap.value, gap.low, gap.high, better, found.effect)
+                    told = (gap.value, gap.low, gap.high, found.probability, found.effect)
                     table.loc[name, [*DIFFERENCES]] = told
         return table.reindex(columns=[*table.columns[:6], *DIFFERENCES])
 

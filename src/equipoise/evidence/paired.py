@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,8 @@ from equipoise.tallies import Floats
 QUICK = ("confusion", "calibration")
 #: predictions of which areas under curves are resampled, in about twenty seconds; more would take minutes
 MOST_IMAGES = 200_000
+#: scores of which the lowest is best
+LOW = tuple(metric.name for metric in METRICS if not metric.higher_is_better)
 #: the highest score that there can be
 MOST = {metric.name: metric.most for metric in METRICS}
 
@@ -58,13 +60,17 @@ class RowEvidence:
 
 
 def compared(first: RowEvidence, second: RowEvidence, metric: str) -> PairedDifference | None:
-    """How much higher the first method's score is, over the seeds that both have; None where they share none."""
+    """How much higher the first method's score is, over the seeds that both have; None where they share none.
+
+    The probability is that of the better score: the lower one, where low is good.
+    """
     seeds = [seed for seed in first.seeds if seed in second.seeds]
     if not seeds:
         return None
     rows = [row.of(seeds) for row in (first, second)]
     drawn = [over_seeds(row.resamples[metric], generator_of("seeds")) for row in rows]
-    return paired(*drawn, *(row.values[metric] for row in rows))
+    found = paired(*drawn, *(row.values[metric] for row in rows))
+    return found if metric not in LOW else replace(found, probability=1 - found.probability)
 
 
 class SharedResamples:

@@ -49,6 +49,10 @@ PRIMARY = 0xFF
 PATIENCE = 600.0
 
 
+class DamagedDatabase(Exception):
+    """A part of the database could not be read. It is gone: the next one is made of the logs."""
+
+
 @contextmanager
 def opened(study: StudyConfig, folder: Path) -> Iterator[sqlite3.Connection]:
     """The database of a study within a transaction; in memory where the folder can only be read."""
@@ -65,7 +69,13 @@ def opened(study: StudyConfig, folder: Path) -> Iterator[sqlite3.Connection]:
                 base.execute(f"PRAGMA user_version = {key}")
             yield base
             base.execute("COMMIT")
-    except sqlite3.OperationalError as problem:
+    except (sqlite3.DatabaseError, pd.errors.DatabaseError) as problem:
+        cause = problem.__cause__ or problem  # pandas wraps what SQLite says
+        if getattr(cause, "sqlite_errorcode", 0) & PRIMARY == sqlite3.SQLITE_CORRUPT and path.is_file():
+            path.unlink()
+            raise DamagedDatabase from None
+        if not isinstance(problem, sqlite3.OperationalError):
+            raise
         if problem.sqlite_errorcode & PRIMARY not in DISK_ERRORS:
             raise
         raise UserError(f"{path} could not be written: {problem}") from None

@@ -14,7 +14,7 @@ import pandas as pd
 from equipoise.report.measured import EVERY
 from equipoise.statistics import Ranking, ranking
 from equipoise.studies.archive import unpack
-from equipoise.studies.database import opened, read_curves, read_runs, read_scores
+from equipoise.studies.database import DamagedDatabase, opened, read_curves, read_runs, read_scores
 from equipoise.studies.grid import cell_config, deviations, known_cells, listed, no_common_set, strangers
 from equipoise.studies.rows import RowResult, RunResult, holders, over_seeds, reported_rule
 from equipoise.studies.same_data import kinds
@@ -167,10 +167,10 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
         UserError: when the study is of a common set, and a run has none
     """
     unpack(folder)
-    with opened(study, folder) as base:
-        runs, unfinished, damaged = read_runs(base, study, known_cells(study, folder))
-        scores = read_scores(base, runs)
-        curves = read_curves(base, runs, study.primary, retrogress_metric(study.primary))
+    try:
+        runs, unfinished, damaged, scores, curves = _read(study, folder)
+    except DamagedDatabase:
+        runs, unfinished, damaged, scores, curves = _read(study, folder)
     scores["value"] *= 100
     if study.scope == "common":
         _check_common(study, [*runs.values()])
@@ -185,6 +185,14 @@ def collect(study: StudyConfig, folder: Path) -> StudyResults:
         for key in [(data.name if data else "", row.name)]
     ]
     return StudyResults(study, folder, rows, curves, unfinished, damaged, strangers(study, folder))
+
+
+def _read(study: StudyConfig, folder: Path) -> tuple[Any, ...]:
+    """The runs of a study, the labels of the unfinished and the damaged ones, and the frames of scores and curves."""
+    with opened(study, folder) as base:
+        runs, unfinished, damaged = read_runs(base, study, known_cells(study, folder))
+        curves = read_curves(base, runs, study.primary, retrogress_metric(study.primary))
+        return runs, unfinished, damaged, read_scores(base, runs), curves
 
 
 def retrogress_metric(primary: str) -> str:

@@ -59,7 +59,7 @@ class StudyIntervals:
                 "best": self.best,
                 "difference": gap.pop("value"),
                 **gap,
-                "probability": found.probability if HIGHER_IS_BETTER[primary] else 1 - found.probability,
+                "probability": found.probability,
                 "effect": None if found.effect != found.effect else found.effect,
             }
         return told
