@@ -23,6 +23,7 @@ from equipoise.report.evidence_tables import sub_group_sheets
 from equipoise.report.run_comparison import balanced, chance, class_recall, finding, overlaid_learning, unseen_recall
 from equipoise.report.run_facts import key_numbers, left_out
 from equipoise.report.run_tables import run_labels
+from equipoise.report.sheet import markdown, sheet
 from equipoise.report.thumbnails import allowed, examples_of
 from equipoise.report.wording import duration, percent, ranges, traffic
 from harness import run_tiny
@@ -889,3 +890,9 @@ def test_a_comparison_tells_how_many_images_are_found_of_classes_that_their_site
     sentence = finding(runs, ["a", "b"])
     assert "Of classes that a site has never seen, its model finds: a 75 %; b 0 %." in sentence
     assert unseen_recall(read_run(write_run(tmp_path / "plain"))) is None
+
+
+def test_no_name_breaks_a_table_in_markdown():
+    shown = sheet("Scores.", {"Site": ["a|b\nc"]}, {"<script>x</script>": ["1.0"]})
+    *_, heads, rules, row = markdown(shown).splitlines()
+    assert (heads, rules, row) == ("| site | &lt;script>x&lt;/script> |", "| --- | ---: |", r"| a\|b c | 1.0 |")

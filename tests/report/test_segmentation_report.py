@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -40,6 +41,11 @@ def run_masks(folder, method):
 def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("masks")
     return [run_masks(place / method, method) for method in ("fedavg", "fedbn")]
+
+
+def links(page):
+    """The files that a browser loads for the pictures of a page."""
+    return [unquote(urlsplit(link).path) for link in re.findall(r'<img src="([^"]+)"', page)]
 
 
 def copied(run, tmp_path):
@@ -90,7 +96,7 @@ def test_retrogress_is_the_drop_in_dice(runs):
 def test_overlays_lie_in_the_runs_folder_and_the_page_links_to_them(runs, tmp_path):
     run = copied(runs[0], tmp_path)
     page = write_report([run]).read_text()
-    sources = re.findall(r'<img src="([^"]+)"', page)
+    sources = links(page)
     assert sources and all((run / source).is_file() and source.startswith(FOLDER) for source in sources)
     assert "data:image" not in page
     shown = np.asarray(Image.open(run / sources[0]))
@@ -99,14 +105,15 @@ def test_overlays_lie_in_the_runs_folder_and_the_page_links_to_them(runs, tmp_pa
 
 
 def test_overlays_of_several_runs_show_the_same_patients(runs, tmp_path):
-    both = [copied(run, tmp_path) for run in runs]
-    page = write_report(both).read_text()
-    sources = re.findall(r'<img src="([^"]+)"', page)
+    folder = tmp_path / "100% mine #2"
+    both = [copied(run, folder) for run in runs]
+    page = write_report(both, tmp_path / "both.html").read_text()
+    sources = [link.removeprefix(f"{folder.name}/") for link in links(page)]
     files = {name: [source for source in sources if source.startswith(name)] for name in ("fedavg", "fedbn")}
     assert [source[len("fedavg") :] for source in files["fedavg"]] == [
         source[len("fedbn") :] for source in files["fedbn"]
     ]
-    assert all((tmp_path / source).is_file() for source in sources)
+    assert all((folder / source).is_file() for source in sources)
 
 
 def test_a_report_without_the_images_stands_without_overlays(runs, tmp_path):

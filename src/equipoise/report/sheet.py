@@ -81,10 +81,11 @@ def latex(shown: Sheet, label: str) -> str:
 
 
 def markdown(shown: Sheet) -> str:
-    """The caption, the table and its notes."""
+    """The caption, the table and its notes; names cannot end a cell or begin HTML."""
     levels = shown.cells.index.nlevels
     heads = [head.lower() if place < levels else head for place, head in enumerate(shown.heads)]
     rules = ["---"] * levels + ["---:"] * shown.cells.shape[1]
     rows = [heads, rules, *([*names, *(text for text, _ in cells)] for names, cells in shown.lines)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    signs = str.maketrans({"|": r"\|", "<": "&lt;", "\n": " "})
+    table = "\n".join(f"| {' | '.join(text.translate(signs) for text in row)} |" for row in rows)
     return "\n\n".join([shown.caption, table, *([" ".join(shown.notes)] if shown.notes else [])])

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -164,7 +165,7 @@ class Overlay:
     def shown(self) -> Markup:
         """The thumbnail for a page."""
         text = f"{self.case.rank} patient of {self.case.site}, Dice {100 * self.dice:.0f} %"
-        picture = THUMBNAIL.format(self.source, 3 * LARGE // 4, 3 * LARGE // 4, "overlay", text, text)
+        picture = THUMBNAIL.format(quote(self.source), 3 * LARGE // 4, 3 * LARGE // 4, "overlay", text, text)
         return picture + Markup("<br>Dice {:.1f} %").format(100 * self.dice)
 
 
