@@ -19,9 +19,9 @@ from equipoise.engine.engine import _difference, _expected
 from equipoise.engine.exporting import export_model
 from equipoise.engine.prediction import predict_images
 from equipoise.engine.states import read_state
+from equipoise.engine.summing import length_of_update
 from equipoise.hospitals.descriptions import agreed_federation, describe, read_description
 from equipoise.hospitals.exchange import FlowerOptions
-from equipoise.hospitals.flower_engine import _length
 from equipoise.hospitals.office import Office
 from equipoise.hospitals.parcels import Parcel, UnreadableParcel, open_parcel, prepare, seal
 from equipoise.hospitals.records import from_records, to_records
@@ -664,7 +664,7 @@ def test_what_fails_at_a_site_is_told_without_local_details(tmp_path, monkeypatc
 
 def test_sums_over_images_may_differ_as_much_as_hospitals_do():
     updates = {"model": {"w": torch.ones(2)}, "class_loss": torch.tensor([1e9])}
-    assert _length(updates, {"model": {"w": torch.zeros(2)}}) == pytest.approx(2**0.5)
+    assert length_of_update(updates, {"model": {"w": torch.zeros(2)}}) == pytest.approx(2**0.5)
 
 
 @pytest.mark.parametrize("keep", [False, True])
