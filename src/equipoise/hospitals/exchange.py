@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, PositiveFloat
 
 from equipoise.contract.method import Setting
-from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure, Tensors
+from equipoise.contract.protocol import Ask, Diverged, PerSite, SiteFailure, Tensors, payload_bytes
 from equipoise.core.errors import UserError
 from equipoise.core.table import Table
 from equipoise.engine.engine import Outcomes
@@ -34,6 +34,8 @@ from equipoise.hospitals.replies import read_noted, words_of
 
 #: the action that lets a site write out the selected models
 PUBLISH = "publish"
+#: bytes of a reply on the server's disk, by those that travelled: tensors of equal numbers travel once
+MOST_UNPACKED = 16
 
 
 class FlowerOptions(Table):
@@ -240,6 +242,8 @@ class Hospitals:
             if "error" in header:
                 raise (Diverged if header.get("diverged") is True else SiteFailure)(words_of(header["error"]))
             payload, _ = open_parcel(reply, message.parcel.tensors, message.exact)
+            if payload_bytes(payload) > MOST_UNPACKED * (reply.size + message.parcel.size):
+                raise UnreadableParcel(f"it unpacks to {payload_bytes(payload)} bytes, far more than have travelled")
             if header.get("identity") != message.identity:
                 raise SiteFailure("it answered another message than the one it was sent")
             described = None if self._hidden else self.roster.counts.get(request.data or request.site)
