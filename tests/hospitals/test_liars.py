@@ -231,3 +231,25 @@ def test_a_tensor_under_many_names_takes_the_memory_of_one():
     assert len(half.tensors) == 1
     payload, _ = open_parcel(half)
     assert len({tensor.data_ptr() for tensor in payload["model"].values()}) == 1
+
+
+def test_a_small_reply_cannot_fill_the_servers_disk(tmp_path):
+    """Tensors of equal numbers travel once, and the journal has each."""
+
+    def lie(payload, header):
+        payload["model"] = {f"layer {place}": torch.zeros(10_000) for place in range(500)}
+
+    hospitals = Hospitals(tmp_path, "fedavg", "train.rounds=1", post=lying(lie))
+    (event,) = events(hospitals.run(keep_updates=True), "round")
+    assert "far more than have travelled" in event["missing"]["site 2"]
+    sizes = [path.stat().st_size for path in (hospitals.folder / "run" / "journal").iterdir()]
+    assert sizes and max(sizes) < 10_000_000
+
+
+def test_steps_on_images_that_a_site_holds_back_are_no_lie(tmp_path):
+    hospitals = Hospitals(tmp_path, "fednova", "privacy.least=12", "train.batch_size=2")
+    folder = hospitals.run()
+    held = [office.described(hospitals.config)["counts"]["train"] for office in hospitals.post.offices.values()]
+    sites = hospitals.federation.training_sites()
+    assert any(len(site.splits["train"]) > sum(told) + 1 for site, told in zip(sites, held))
+    assert [event["missing"] for event in events(folder, "round")] == [{}, {}]

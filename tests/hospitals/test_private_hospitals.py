@@ -145,3 +145,32 @@ def test_a_run_asks_for_no_more_measurements_than_its_epsilon_covers(tmp_path, m
     folder = hospitals.run()
     assert not [event for event in events(folder, "warning") if "measure" in event["text"]]
     assert {event["part"] for event in events(folder, "final")} and events(folder, "evaluation")
+
+
+@pytest.mark.parametrize("method", ["feddyn", "scaffold"])
+def test_the_count_of_images_before_the_first_round_is_no_answer_of_training(tmp_path, method):
+    """It carries the noise of the description, so all rounds remain."""
+    folder = Hospitals(tmp_path, method, *PRIVATE).run()
+    assert [event["missing"] for event in events(folder, "round")] == [{}, {}]
+
+
+def test_no_action_or_place_measures_images_beside_the_account(tmp_path):
+    hospitals = Hospitals(tmp_path, "fedavg", *PRIVATE, "train.rounds=1", post=Recorder)
+    hospitals.run()
+    site, parcel = hospitals.post.trained[0]
+    office = hospitals.post.offices[site]
+
+    def answered(**changed):
+        text = json.dumps(parcel.header | {"version": "", "omit": False} | changed)
+        return office.answer(Parcel(text, hospitals.post.sent)).header
+
+    assert "not measured on this site's own images" in answered(action="evaluate", data=site)["error"]
+
+    def counted():
+        return len(office.spending._runs()[-1]["answers"]["test"])
+
+    before = counted()
+    asked = {"views": ["global"], "measure": ["test"], "round": 1}
+    for action in ("train", "evaluate"):  # of one model, with other noise
+        assert "measures" in answered(action=action, **asked)
+    assert counted() == before + 2

@@ -259,6 +259,16 @@ def test_a_site_sends_nothing_without_masks(tmp_path):
     assert all("only under masks" in event["missing"]["site 2"] for event in events(folder, "round"))
 
 
+def test_a_site_measures_its_own_images_under_no_other_name(tmp_path):
+    """A message to another place has no masks."""
+    hospitals = Hospitals(tmp_path, "fedavg", *SECURE)
+    hospitals.run()
+    site, header = next((s, h) for s, h in hospitals.post.carried if h["action"] == "evaluate")
+    told = {**header, "site": "common", "data": site, "entries": {}, "plain": {}}
+    reply = hospitals.post.offices[site].answer(Parcel(json.dumps({n: v for n, v in told.items() if n != "sum"})))
+    assert "own images" in reply.header["error"]
+
+
 def test_a_site_may_take_part_in_runs_with_secure_sums_alone(tmp_path):
     hospitals = Hospitals(tmp_path, "fedavg")
     hospitals.post.offices["site 2"].identity = Identity(alone=True)

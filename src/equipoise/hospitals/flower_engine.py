@@ -217,8 +217,9 @@ class FlowerEngine(Engine):
 
     def _most_steps(self, images: int | None) -> float:
         """How long the local training of so many images can be in steps, with the momentum of those before."""
-        train = self.setting.config.train
-        in_epoch = math.inf if images is None else math.ceil(images / train.batch_size) + 1
+        train, limit = self.setting.config.train, self.setting.config.privacy.limit
+        untold = max(limit - 1, 0) * self.setting.num_classes  # images of classes that privacy.least holds back
+        in_epoch = math.inf if images is None else math.ceil((images + untold) / train.batch_size) + 1
         steps = train.steps or train.epochs * in_epoch
         return steps / (1 - min(train.optimiser.momentum, 0.999))
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from equipoise.contract.config import Config
 from equipoise.contract.config_files import parse_config
+from equipoise.contract.disclosed import rule_of
 from equipoise.contract.method import Method, Setting
 from equipoise.contract.protocol import Diverged, Payload, SiteFailure
 from equipoise.core.errors import UserError
@@ -174,6 +175,8 @@ class Office:
         own = digest_of(self.described(work.config))
         if header["described"].get(self.site, own) != own:
             raise Refused("this site's data has changed since the run began")
+        if header.get("data") == self.site:  # neither masks nor the account of epsilon would know of it
+            raise Refused("the models of another place are not measured on this site's own images")
         records = Records(self.folder / safe_name(header["run"]))
         if header["action"] == PUBLISH:
             return self._publish(work, records, header, message)
@@ -300,13 +303,18 @@ class Office:
         return reply
 
     def _account(self, work: Workplace, header: Mapping[str, Any], request: Request, occasion: str) -> None:
-        """Count what this answer tells of the site's own images, up to what the run's epsilon covers."""
-        which = digest_of({"of": occasion, "round": request.round, "index": request.index})
-        answers = {} if request.action == EVALUATE else {"training": [which]}
-        if not request.data:
-            answers |= {part: [f"{which} {view}" for view in request.views] for part in request.measure}
-        most = dict.fromkeys(request.measure, scores_noise(work.config)[0] - 1)  # the description was one
-        most["training"] = work.config.train.rounds
+        """Count what this answer tells of images, up to what the run's epsilon covers."""
+        fields = {"action": request.action, "site": request.site, "round": request.round, "index": request.index}
+        which, place = digest_of({"of": occasion, **fields}), request.data or request.site
+        told = work.slot.client.discloses.get(request.action, {}).values()
+        # Numbers of images alone carry the noise of the description, and tell nothing more.
+        trains = request.action != EVALUATE and not all(rule_of(text) in ("images", "counts") for text in told)
+        answers = {"training": [which]} if trains else {}
+        most = {"training": work.config.train.rounds}
+        for part in request.measure:
+            kind = part if place == self.site else f"{place}/{part}"
+            answers[kind] = [f"{which} {view}" for view in request.views]
+            most[kind] = scores_noise(work.config)[0] - 1  # the description was one
         self.spending.release(work.config, header["run"], answers, most)
 
     def _desk(self, records: Records, header: Mapping[str, Any]) -> SumDesk:

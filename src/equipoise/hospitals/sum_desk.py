@@ -157,7 +157,7 @@ class SumDesk:
             raise RefusedSum(f"a sum over {len(survivors)} of {len(known['keys'])} sites is not opened")
         if known.setdefault("survivors", survivors) != survivors:
             raise RefusedSum("this sum was opened for other sites before")
-        self._open_once(known["work"], survivors)
+        self._open_once(known.get("work", ""), survivors)
         self._write(number, known)
         held = {site: bytes.fromhex(known["held"][site]) for site in sites}
         return {
