@@ -23,6 +23,7 @@ import torch
 from campaign.places import Postbox, World, differing
 from equipoise.contract.protocol import SiteFailure
 from equipoise.core.errors import is_users
+from equipoise.hospitals.office import StateLost
 from equipoise.hospitals.parcels import Parcel, open_parcel, prepare, seal
 
 #: where each kind of fault can happen
@@ -283,9 +284,14 @@ def judge(fault: Fault, folder: Path, reference: dict[str, Any], operations: int
         if isinstance(problem, KeyboardInterrupt):
             raise
         words = f"{type(problem).__name__}: {problem}"
-        return ("refused in words" if fault.kind == "damage" and is_users(problem) else "traceback"), words
+        return ("refused in words" if fault.kind == "damage" and _in_words(problem) else "traceback"), words
     finally:
         signal.alarm(0)
+
+
+def _in_words(problem: BaseException) -> bool:
+    """Whether users read a sentence, the operator's of a hospital included."""
+    return is_users(problem) or isinstance(problem, StateLost)
 
 
 def _too_long(*_: Any) -> None:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "hospitals")]
 
 from equipoise.engine.loop import Run  # noqa: E402
-from equipoise.engine.states import read_state  # noqa: E402
+from equipoise.hospitals.office import Records  # noqa: E402
 from equipoise.methods import get_method  # noqa: E402
 from harness import all_state, events, server_state, tiny_config, tiny_federation  # noqa: E402
 from postbox import Hospitals, Postbox  # noqa: E402
@@ -60,8 +60,8 @@ class World:
         newest = sorted((self.run / "checkpoints").glob("round-?????"))[-1]
         found = {}
         for site, version in json.loads((newest / "manifest.json").read_text())["sites"].items():
-            path = self.hospitals.records(site) / "test" / "states" / f"{version}.safetensors"
-            found |= {f"{site}/{name}": tensor for name, tensor in read_state(path).items()}
+            kept = Records(self.hospitals.records(site) / "test").state(version)  # as a site reads it
+            found |= {f"{site}/{name}": tensor for name, tensor in kept.items()}
         return found
 
     def told(self) -> list[dict[str, Any]]:
