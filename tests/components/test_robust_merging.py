@@ -56,7 +56,7 @@ def merging(name: str, **options):
     side.weighting = "size"
     sent = {"weight": torch.zeros(2), "mean": torch.zeros(1)}
     side.server = type("Sent", (), {"state": type("State", (), {"model": sent})})
-    side.parameters, side.parts = ("weight",), [["weight"], ["mean"]]
+    side.parameters, side.halves = ("weight",), [["weight"], ["mean"]]
     return side
 
 

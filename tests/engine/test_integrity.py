@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,7 +22,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.storage import checked_text
 from equipoise.engine import checkpoint, payload_files, states
 from equipoise.engine.checkpoint import Manifest, _read
-from equipoise.engine.payload_files import DAMAGE, read_payload
+from equipoise.engine.payload_files import DAMAGE, arrays_in, read_payload
 from equipoise.report import read_run
 from harness import TINY, all_state, assert_same_bits, events, last_checkpoint, run_tiny
 
@@ -221,3 +222,21 @@ def test_a_file_that_may_not_grow_is_told_in_words(tmp_path, capsys, monkeypatch
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     told = capsys.readouterr().err
     assert stop.value.code == 2 and "File too large" in told and "Traceback" not in told
+
+
+def test_packed_arrays_with_any_bit_turned_are_refused_in_words_or_read_whole(tmp_path):
+    whole, path = {"shares": np.arange(50) / 7, "names": np.array(["a", "bc"])}, tmp_path / "arrays.npz"
+    np.savez_compressed(path, **whole)
+    sound = path.read_bytes()
+    refused = 0
+    for place in range(len(sound)):
+        for bit in (1, 128):
+            path.write_bytes(sound[:place] + bytes([sound[place] ^ bit]) + sound[place + 1 :])
+            try:
+                with arrays_in(path, "delete it") as file:
+                    found = dict(file)
+                assert all(np.array_equal(found[name], value) for name, value in whole.items() if name in found)
+            except UserError as problem:
+                assert "is damaged" in str(problem) and "delete it" in str(problem)
+                refused += 1
+    assert refused > len(sound)

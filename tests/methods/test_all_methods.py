@@ -80,6 +80,8 @@ def test_a_run_that_stopped_after_its_last_round_gives_the_same_final_scores(tmp
 class AlternatingWorkers:
     """Stands for the process pool: the same worker code, files and slots, without the time that processes take."""
 
+    _processes = None  # what a pool ends at its close
+
     def __init__(self, count, mp_context, initializer, initargs):
         self.workers, self.turn = [], 0
         for _ in range(count):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -117,12 +118,15 @@ def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[Non
     """
     try:
         yield
-    except DAMAGE + more as problem:
+    except (*DAMAGE, *more, OSError) as problem:
+        other = isinstance(problem, OSError) and not isinstance(problem, DAMAGE + more)
+        if other and problem.errno != errno.EINVAL:  # which is a place before the file's start
+            raise
         raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
 
 
-#: signs of damage in a file of packed arrays
-BROKEN = (zipfile.BadZipFile, EOFError, zlib.error)
+#: signs of damage in a file of packed arrays; the last are flags that we do not write
+BROKEN = (zipfile.BadZipFile, EOFError, zlib.error, struct.error, RuntimeError)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ ARCHIVE, HASHES, LOG = "runs.xz", "runs.sha256", "events.jsonl"
 FILES = ("config.toml", LOG, "study.json")
 #: scores that do not follow from a confusion matrix
 KEPT = tuple(metric.name for metric in METRICS if metric.needs != "confusion")
-DECIMALS = 5
+DIGITS = 6
 
 
 def pack(study: Path) -> None:
@@ -100,4 +100,4 @@ def _number(value: float) -> float | None:
 
 
 def _rounded(value: Any) -> Any:
-    return round(value, DECIMALS) if isinstance(value, float) else value
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
