@@ -167,3 +167,8 @@ def test_bad_comparisons_are_refused_before_anything_is_written(methods, told, t
 def test_a_folder_without_a_comparison_is_refused(tmp_path):
     with pytest.raises(eq.UserError, match="holds no comparison"):
         eq.Comparison(tmp_path)
+
+
+def test_a_run_is_not_compared_with_a_method(found):
+    with pytest.raises(eq.UserError, match="is a run, and others named are none"):
+        app(["compare", str(found.results["plain", 1].path), "fedavg"], standalone_mode=False)

@@ -193,6 +193,8 @@ def compare(
         report([Path(name) for name in methods], out)
         return
     for name in methods:
+        if (Path(name) / "events.jsonl").is_file():
+            raise UserError(f"{name} is a run, and others named are none; compare runs alone, or methods alone")
         if "/" in name and Path(name).is_dir():
             raise UserError(f"{name} is a folder, but no run; name runs or methods. `equipoise runs {name}` lists them")
     from equipoise.api import compare as compare_methods
