@@ -249,6 +249,10 @@ def test_a_run_is_not_overwritten_and_another_config_not_resumed(equipoise):
     assert code == 2 and "another config" in err
     code, _, _ = equipoise("run", "--out", "out", *QUICK, "--resume")
     assert code == 0
+    written = Path("out/config.toml")
+    written.write_text(written.read_text().replace("\nseed = 1\n", "\nseed = 7\n"))
+    code, _, err = equipoise("resume", "out")
+    assert code == 2 and "config.toml was edited" in err and "undo the edit" in err
 
 
 def test_a_demo_replaces_its_own_runs_and_nothing_else(equipoise, tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ def test_a_run_goes_on_beyond_its_end_as_if_it_had_been_longer(equipoise):  # no
     assert equipoise("run", "--out", "short", "--rounds", "2", *few)[0] == 0
     code, out, _ = equipoise("run", "short", "--rounds", "3")
     assert code == 0 and "resumed after round 2" in out and "train.rounds was 2, is 3" in out
+    assert "balanced accuracy on validation" in out.partition("resumed after")[2]
     assert equipoise("resume", "short", "--rounds", "4")[0] == 0
     assert_same_bits(all_state(Path("long")), all_state(Path("short")))
     assert tomllib.loads(Path("short/config.toml").read_text())["train"]["rounds"] == 4
@@ -168,6 +169,7 @@ def test_common_settings_have_options(equipoise):  # noqa: F811
         (("run", "--method", "PRR-Imbalance"), "did you mean 'prr'?"),
         (("run", "dem"), "did you mean 'demo'?"),
         (("run", "--data", "phanton"), "did you mean phantom?"),
+        (("run", "--data", "manifst:x.csv"), "did you mean manifest:x.csv?"),
         (("run", "--data", "x.csv"), "did you mean manifest:x.csv?"),
         (("run", "--data", "here"), "did you mean folder:here?"),
         (("run", "--set", "train.lr=0.1"), "did you mean 'train.optimiser.lr'?"),

@@ -59,7 +59,8 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing_half_written(t
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(OSError, match="No space left") as caught:
         write_payload(tmp_path / "p.safetensors", odd_payload())
-    assert caught.value.errno == 28 and not list(tmp_path.iterdir())
+    assert caught.value.errno == 28 and caught.value.filename == str(tmp_path / "p.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_claimed_folder_is_refused_to_others_by_name_until_it_is_let_go(tmp_path):

@@ -359,7 +359,7 @@ def test_names_are_printed_as_they_are(tmp_path):
 
 def test_a_loss_that_no_site_tells_is_said_to_be_untold():
     console = Console(file=io.StringIO(), width=200)
-    display = ProgressDisplay(console, 2, "run")
+    display = ProgressDisplay(console, 2, "balanced_accuracy", "run")
     display.event("round", round=1, sites={"a": {}, "b": {}}, missing={"[red]c": "gone"})
     display.event("round", round=2, sites={"[red]a": {"loss": 0.5}, "b": {}}, missing={})
     lines = console.file.getvalue().splitlines()

@@ -48,14 +48,15 @@ class ProgressDisplay:
     """An observer of a run that draws to a console, a terminal's or a notebook's.
 
     Args:
+        metric: the score whose means are shown
         shown: whether anything is drawn
     """
 
-    def __init__(self, console: Console, rounds: int, label: str, shown: bool = True):
+    def __init__(self, console: Console, rounds: int, metric: str, label: str, shown: bool = True):
         self.console = console
         self.shown = shown
         self.scores: dict[str, list[float]] = {}
-        self.metric = ""
+        self.metric = metric
         self.progress = bars(console, "[bold]{task.description}")
         self.task = self.progress.add_task(escape(label), total=rounds)
 
@@ -73,7 +74,6 @@ class ProgressDisplay:
             handler(fields)
 
     def _on_start(self, fields: dict[str, Any]) -> None:
-        self.metric = fields["config"]["evaluation"]["metric"]
         for warning in fields["warnings"]:
             self.console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
         self.progress.start()

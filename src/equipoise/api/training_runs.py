@@ -142,7 +142,7 @@ def run_config(
     console = console or Console()
     shown = is_watched(console) if progress is None else progress
     with Trackers(names, folder) as trackers:
-        with ProgressDisplay(console, config.train.rounds, config.run_name, shown) as display:
+        with ProgressDisplay(console, config.train.rounds, config.evaluation.metric, config.run_name, shown) as display:
             for _ in prepare_run(config, folder, [display, trackers], shown).steps(resume):
                 pass
         trackers.report = report.write_report([folder])

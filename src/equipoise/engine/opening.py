@@ -59,7 +59,12 @@ def resumed(
                 f"the run in {folder} has {longest} rounds and cannot be made shorter, to {config.train.rounds}; ask "
                 f"for {longest} or more, or choose another --out"
             )
-        raise UserError(f"{folder} holds a run of another config{_changes(folder, config)}; choose another --out")
+        changes = _changes(folder, config)
+        raise UserError(
+            f"{folder} holds a run of another config{changes}; choose another --out"
+            if changes
+            else f"{folder}/config.toml was edited after its run began; undo the edit, or start a new run of a copy"
+        )
     _check_plugins(folder, config)
     if latest.data != data:
         raise UserError(f"the data has changed since the run in {folder} began; choose another --out")

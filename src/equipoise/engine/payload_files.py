@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import struct
@@ -106,8 +107,9 @@ def write_payload(path: Path, payload: Mapping[str, Value], durable: bool = Fals
             # One entry: the format writes several in any order.
             save_file(packed, draft, metadata={"payload": json.dumps([_checksum(packed, facts), facts])})
     except SafetensorError as problem:  # a full disk, above all
-        number = re.search(r"os error (\d+)", str(problem))
-        raise OSError(int(number[1]) if number else 0, f"{path} could not be written: {problem}") from problem
+        if number := re.search(r"os error (\d+)", str(problem)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from problem
+        raise OSError(f"{path} could not be written: {problem}") from problem
 
 
 @contextlib.contextmanager

@@ -165,7 +165,10 @@ def _load(run: Path, site: str | None) -> Predictor:
     if not run.is_dir():
         raise UserError(f"{run} is not a folder. Name the folder of a run; `equipoise runs` lists them")
     if not (run / "models" / "global.safetensors").exists():
-        raise UserError(f"{run} holds no finished run: models/ is missing; an interrupted run goes on with --resume")
+        raise UserError(
+            f"{run} holds no finished run: models/global.safetensors is missing; "
+            "an interrupted run goes on with `equipoise resume`"
+        )
     config = config_of(run)
     start = first_event(run / "events.jsonl")
     method = get_method(config.method)
@@ -217,7 +220,11 @@ def _sites_of(run: Path) -> str:
 
 def _read(path: Path, size: int, config: Config) -> np.ndarray:
     if not path.is_file():
-        raise UserError(f"{path} is a folder: name its images" if path.is_dir() else f"{path}: no such image")
+        raise UserError(
+            f"{path} is a folder: name its images"
+            if path.is_dir()
+            else f"{path}: there is no such image or folder; check its path"
+        )
     try:
         pixels = decode(path.read_bytes(), size, config.data.crop, config.data.window)
         return relight(torch.from_numpy(pixels)[None], config.data)[0].numpy()

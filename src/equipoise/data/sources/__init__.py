@@ -210,11 +210,14 @@ def is_drawn(name: str) -> bool:
 
 def _meant(name: str, known: Sequence[str]) -> str:
     """What somebody may have meant by a name that no source has."""
+    kind, colon, argument = name.partition(":")
+    close = meant(kind, known, names_in_papers("data/sources"))
+    if close and colon:
+        return f"; did you mean {close}:{argument}?"
     if name.lower().endswith(".csv") or Path(name).is_file():
         return f"; did you mean manifest:{name}?"
     if Path(name).is_dir():
         return f"; did you mean folder:{name}?"
-    close = meant(name.partition(":")[0], known, names_in_papers("data/sources"))
     return f"; did you mean {close}?" if close else ""
 
 
