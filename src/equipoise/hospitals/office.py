@@ -408,7 +408,10 @@ class Records:
 
     def write_reply(self, header: Mapping[str, Any], reply: Parcel) -> None:
         """Store a reply until its round is over."""
-        write_payload(self._reply_path(header), {"header": reply.text, "tensors": reply.tensors})
+        path = self._reply_path(header)
+        if path.is_dir():
+            _remove(path)
+        write_payload(path, {"header": reply.text, "tensors": reply.tensors})
 
     def tidy(self, header: Mapping[str, Any]) -> None:
         """Delete what neither this round nor a checkpoint of the server needs."""
@@ -416,13 +419,21 @@ class Records:
         wanted = {safe_name(version) for version in (*header["keep"], header["base"])}
         for path in (self.folder / "states").glob("*"):  # also what a full disk left half-written
             if path.name.removesuffix(".safetensors") not in wanted and not path.name.startswith(now):
-                path.unlink()
+                _remove(path)
         for path in (self.folder / "replies").glob("*"):
             if not path.name.startswith(now):
-                path.unlink()
+                _remove(path)
 
     def _reply_path(self, header: Mapping[str, Any]) -> Path:
         return self.folder / "replies" / f"{safe_name(header['version'])}-{safe_name(header['identity'])}.safetensors"
+
+
+def _remove(path: Path) -> None:
+    """Delete a record, or the folder that something has put in its place: else the site would be out for good."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _parse(text: str, allowed: Sequence[str]) -> Config:
