@@ -150,7 +150,7 @@ def _conduct(
             waiting = f"; waiting for {', '.join(fields['missing'])}" if fields["missing"] else ""
             _say(f"connected: {', '.join(fields['sites']) or 'nobody'}{waiting}")
 
-    with Display(console, config.train.rounds, config.run_name) as display:
+    with Display(console, config.train.rounds, config.evaluation.metric, config.run_name) as display:
         conduct(config, known, folder, superlink, resume, [display], while_waiting, keep_updates)
 
 

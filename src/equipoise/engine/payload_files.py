@@ -118,10 +118,12 @@ def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[Non
 
     A device without memory, or a file that may not be read, is another matter, and no reason to delete anything.
     """
+    signs: tuple[type[Exception], ...] = (*DAMAGE, *more)
+    caught: tuple[type[Exception], ...] = (*signs, OSError)
     try:
         yield
-    except (*DAMAGE, *more, OSError) as problem:
-        other = isinstance(problem, OSError) and not isinstance(problem, DAMAGE + more)
+    except caught as problem:
+        other = isinstance(problem, OSError) and not isinstance(problem, signs)
         if other and problem.errno != errno.EINVAL:  # which is a place before the file's start
             raise
         raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
