@@ -123,9 +123,8 @@ def damage_named(what: str, remedy: str, *more: type[Exception]) -> Iterator[Non
     try:
         yield
     except caught as problem:
-        other = isinstance(problem, OSError) and not isinstance(problem, signs)
-        if other and problem.errno != errno.EINVAL:  # which is a place before the file's start
-            raise
+        if isinstance(problem, OSError) and not isinstance(problem, signs) and problem.errno != errno.EINVAL:
+            raise  # EINVAL: a place before the file's start
         raise UserError(f"{what} is damaged ({first_line(problem)}); {remedy}") from None
 
 
