@@ -75,7 +75,11 @@ class Log:
 
     def __init__(self, path: Path):
         self.path, self.verdicts = path, dict[int, Verdict]()
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a campaign was killed while it wrote its last line
+            path.write_text(whole, encoding="utf-8")
+        for line in whole.splitlines():
             how, about, seconds, *drawn = json.loads(line).values()
             self.verdicts[drawn[1]] = Fault(*drawn), how, about, seconds
 

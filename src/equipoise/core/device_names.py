@@ -42,4 +42,4 @@ def kind_of(device: str) -> str:
 def decisive_part(device: str) -> str:
     """The part of `compute.device` that decides a run's bits: the kind of several devices, or the name of one."""
     places = places_of_run(device)
-    return kind_of(places[0]) if len(places) > 1 else device
+    return kind_of(places[0]) if len(places) > 1 else places[0]
