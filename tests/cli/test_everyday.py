@@ -170,6 +170,7 @@ def test_common_settings_have_options(equipoise):  # noqa: F811
         (("run", "dem"), "did you mean 'demo'?"),
         (("run", "--data", "phanton"), "did you mean phantom?"),
         (("run", "--data", "manifst:x.csv"), "did you mean manifest:x.csv?"),
+        (("runs", "nowhere"), "nowhere is no folder; name the folder that holds the runs' folders"),
         (("run", "--data", "x.csv"), "did you mean manifest:x.csv?"),
         (("run", "--data", "here"), "did you mean folder:here?"),
         (("run", "--set", "train.lr=0.1"), "did you mean 'train.optimiser.lr'?"),

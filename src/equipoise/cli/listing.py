@@ -19,6 +19,8 @@ from equipoise.core.plugins import announced
 
 #: what a method costs beside FedAvg: a round's computing and traffic, and an evaluation with its adaptation
 COSTS = ("compute", "traffic", "evaluation")
+#: where runs lie that were not told where to lie
+RUNS = Path("runs")
 
 methods_app = typer.Typer(
     cls=ExampleGroup,
@@ -199,13 +201,15 @@ def sources() -> None:
     console.print("your own: --data folder:DIR, manifest:FILE, my_source.py, package.module", highlight=False)
 
 
-def runs(folder: Annotated[Path, typer.Argument(help="the folder with the runs' folders")] = Path("runs")) -> None:
+def runs(folder: Annotated[Path, typer.Argument(help="the folder with the runs' folders")] = RUNS) -> None:
     """Example: equipoise runs
 
     List the runs in a folder: what was run, how far it came, and its score.
     """
     from equipoise.engine.events import events_in
 
+    if not folder.is_dir() and folder != RUNS:
+        raise UserError(f"{folder} is no folder; name the folder that holds the runs' folders")
     found = sorted(path.parent for path in folder.rglob("events.jsonl"))
     rows = []
     for run in found:
