@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -497,6 +498,11 @@ def test_a_damaged_journal_is_asked_for_again(tmp_path):
     journaled = list((tmp_path / "run" / "journal").glob("*.safetensors"))
     assert len(journaled) == 3
     journaled[0].write_bytes(b"")
+    content = bytearray(journaled[1].read_bytes())
+    content[-5] ^= 1
+    journaled[1].write_bytes(content)
+    notes = journaled[2].with_suffix(".json")
+    notes.write_text(re.sub(r"\d", lambda digit: str(9 - int(digit[0])), notes.read_text(), count=1))
     assert_like_local(tmp_path, hospitals, hospitals.run(resume=True), "fediic")
 
 

@@ -3,7 +3,6 @@ site."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from equipoise.contract.protocol import Payload, Value
-from equipoise.core.storage import write_text
-from equipoise.engine.payload_files import SpilledPayload, safe_name, write_payload
+from equipoise.core.storage import checked_text, read_checked, write_text
+from equipoise.engine.payload_files import SpilledPayload, read_payload, safe_name, write_payload
 from equipoise.engine.slot import Outcome
 from equipoise.hospitals.parcels import read_counts
 
@@ -46,10 +45,11 @@ class Journal:
                 path.unlink()
 
     def find(self, version: str, site: str, identity: str) -> Answer | None:
-        """The journaled reply to this very message; if a power cut damaged it, the server asks again."""
+        """The journaled reply to this very message; if a single bit of it is damaged, the server asks again."""
         path = self._path(version, site, identity)
         try:
-            noted = json.loads(path.with_suffix(".json").read_text())
+            noted = read_checked(path.with_suffix(".json").read_bytes())
+            read_payload(path)  # for its checksum: what is spilled is read piece by piece
             return Answer.of(SpilledPayload(path), noted)
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
@@ -58,7 +58,7 @@ class Journal:
         """Journal a reply; the answer reads its tensors from the file, so memory does not grow with sites."""
         path = self._path(version, site, identity)
         write_payload(path, payload)
-        write_text(path.with_suffix(".json"), json.dumps(noted))
+        write_text(path.with_suffix(".json"), checked_text(noted))
         return Answer.of(SpilledPayload(path), noted)
 
     def close(self) -> None:
